@@ -1,0 +1,337 @@
+"""The config: one tree of dataclasses is the schema, read with OmegaConf; `docs/config.md` is made from it.
+
+Order of precedence: defaults below, then the algorithm's preset, then the file, then `key=value` arguments.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from agentgym.errors import ConfigError
+
+
+def knob(default: Any, doc: str) -> Any:
+    """A config field with its one piece of documentation."""
+    if isinstance(default, dict | list):
+        return field(default_factory=default.copy, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass
+class ModelConfig:
+    """The model that is trained."""
+
+    path: str = knob(
+        "smollm2-135m-instruct", "a Hugging Face folder or hub id; `smollm2-135m-instruct` and `tiny` are made locally"
+    )
+    max_length: int = knob(1024, "context length in tokens, prompt and responses together")
+    chat_template: str = knob("", "path of a Jinja chat template that replaces the model's own; empty: the model's own")
+
+
+@dataclass
+class EngineConfig:
+    """The inference engine that serves it."""
+
+    backend: str = knob("auto", "`vllm`, `transformers` (in process, slow), or `auto`: vllm where it is installed")
+    dtype: str = knob("bfloat16", "`bfloat16` or `float32`")
+    port: int = knob(0, "port on loopback; 0 takes a free one")
+    max_num_seqs: int = knob(64, "requests decoded at once; more wait in the engine's queue")
+    kv_cache_gib: float = knob(1.0, "memory for the KV cache on a CPU, in GiB")
+    gpu_memory: float = knob(0.45, "share of a GPU's memory for the engine; the trainer takes what is left")
+    eager: bool = knob(
+        True, "no graph compilation: starts in a third of the time, decodes at about 0.7 of the speed on a CPU"
+    )
+    start_timeout_s: float = knob(600.0, "how long the engine may take to start")
+    request_timeout_s: float = knob(300.0, "how long one completion may take")
+    args: list[str] = knob([], "further command-line arguments for vLLM")
+
+
+@dataclass
+class TasksConfig:
+    """What is to be done."""
+
+    name: str = knob("terminal/basics", "a registered task set")
+    options: dict[str, Any] = knob({}, "its keyword arguments (see `agentgym tasks show NAME`)")
+
+
+@dataclass
+class EnvConfig:
+    """The environment in which it is done; which one, the tasks say."""
+
+    options: dict[str, Any] = knob({}, "its keyword arguments (see `agentgym envs show NAME`)")
+
+
+@dataclass
+class RolloutConfig:
+    """How episodes are collected."""
+
+    group_size: int = knob(8, "G: episodes per task, compared with one another")
+    groups_per_step: int = knob(8, "tasks per training step")
+    concurrency: int = knob(64, "episodes at once")
+    temperature: float = knob(1.0, "sampling temperature in training")
+    top_p: float = knob(1.0, "nucleus sampling; below 1 the trainer's log-probs no longer match the engine's")
+    max_tokens: int = knob(128, "tokens per response")
+    max_turns: int = knob(16, "turns per episode, whatever the environment says")
+    reset_timeout_s: float = knob(60.0, "deadline of an environment's reset")
+    step_timeout_s: float = knob(120.0, "deadline of an environment's step, grading included")
+    close_timeout_s: float = knob(30.0, "deadline of an environment's close")
+    retries: int = knob(2, "how often an episode is tried again, with the same seed, after an infrastructure failure")
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is learned from an episode (docs/algorithms.md)."""
+
+    preset: str = knob(
+        "agentgym",
+        "a named bundle: `agentgym`, `grpo`, `dapo`, `dr_grpo`, `gspo`, `cispo`, `rloo`; the keys below override it",
+    )
+    estimator: str = knob("grpo", "advantages in a group: `grpo`, `dr_grpo`, `rloo`")
+    ratio: str = knob("token", "importance ratio: `token`, `sequence` (GSPO), `cispo`")
+    aggregation: str = knob("token_mean", "`token_mean`, `sample_mean`, `sum_over_max_length`")
+    clip_low: float = knob(0.2, "the ratio is clipped below at 1 - clip_low")
+    clip_high: float = knob(0.28, "the ratio is clipped above at 1 + clip_high")
+    importance_cap: float = knob(
+        2.0, "cap of the truncated importance weight min(exp(old - behaviour), cap); 0 turns the weight off"
+    )
+    kl_coef: float = knob(0.0, "coefficient of the k3 estimate of the KL to the reference model; 0 loads no reference")
+    entropy_coef: float = knob(0.0, "coefficient of the entropy bonus")
+    truncation: str = knob("mask", "turns cut off at max_tokens: `mask` (not trained on) or `penalise`")
+    repetition_share: float = knob(
+        0.9, "a response whose share of repeated 8-grams is above this is filtered out; 1 keeps all"
+    )
+
+
+@dataclass
+class TrainerConfig:
+    """How it is learned."""
+
+    steps: int = knob(20, "batches of episodes to train on")
+    learning_rate: float = knob(1e-5, "AdamW's, after the warm-up")
+    warmup_steps: int = knob(0, "optimiser steps of linear warm-up")
+    weight_decay: float = knob(0.0, "AdamW's")
+    max_grad_norm: float = knob(1.0, "gradients are clipped to this norm")
+    updates_per_batch: int = knob(
+        1, "optimiser steps per batch; with 1 the ratio is 1 and only the importance weight corrects"
+    )
+    micro_batch_tokens: int = knob(2048, "tokens of one forward pass, padding included")
+    precision: str = knob("bf16", "`bf16` (autocast over fp32 weights) or `fp32`")
+    zero_stage: int = knob(1, "DeepSpeed's ZeRO stage: 0 to 3")
+    ranks: int = knob(1, "training processes on this machine (on GPUs: one each)")
+    gradient_checkpointing: bool = knob(False, "recompute activations: less memory, a third more time")
+    checkpoint_every: int = knob(5, "steps between checkpoints; the last step always makes one")
+    keep_checkpoints: int = knob(2, "how many are kept; older ones are deleted")
+    step_timeout_s: float = knob(1800.0, "deadline of one call of the training engine")
+
+
+@dataclass
+class WarmStartConfig:
+    """Supervised training on oracle demonstrations before RL."""
+
+    examples: int = knob(0, "demonstrations from the training split; 0 skips the warm start")
+    epochs: int = knob(1, "passes over them")
+    batch_size: int = knob(16, "demonstrations per optimiser step")
+    learning_rate: float = knob(5e-5, "AdamW's")
+
+
+@dataclass
+class EvaluationConfig:
+    """How a checkpoint is evaluated on held-out tasks."""
+
+    n_tasks: int = knob(96, "held-out tasks; 0 takes all")
+    attempts: int = knob(1, "episodes per task")
+    temperature: float = knob(1.0, "sampling temperature")
+    every: int = knob(0, "also evaluate every so many training steps; 0: only before and after")
+
+
+@dataclass
+class GuardConfig:
+    """Guard rails: a value beyond its threshold stops the run with the weights of the last checkpoint kept."""
+
+    gap_mean: float = knob(
+        0.12, "mean |trainer - engine| log-prob per token, at the start and every `gap_every` steps (fp32: use 1e-3)"
+    )
+    gap_every: int = knob(10, "training steps between measurements of the gap")
+    max_kl: float = knob(1.0, "mean k3 KL between the weights before and after a step's updates, or to the reference")
+    min_entropy: float = knob(0.0, "mean entropy of the sampled distribution, in nats")
+    max_truncated: float = knob(1.0, "share of responses cut off at max_tokens")
+    max_infrastructure: float = knob(0.5, "share of a step's episodes lost to infrastructure failures")
+
+
+@dataclass
+class Config:
+    """Everything a run depends on; saved resolved as `config.yaml` in the run folder."""
+
+    name: str = knob("run", "name of the run; its folder is `<dir>/<name>-s<seed>`")
+    dir: str = knob("runs", "folder of run folders")
+    seed: int = knob(0, "seeds the tasks' order, the episodes and the trainer")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+
+# What the papers bundle (algorithms.md section 3); values not named are the defaults above.
+PRESETS: dict[str, dict[str, Any]] = {
+    "agentgym": {},
+    "grpo": {"aggregation": "sample_mean", "clip_high": 0.2, "kl_coef": 0.04},  # 2402.03300
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0},  # 2503.14476
+    "dr_grpo": {"estimator": "dr_grpo", "aggregation": "sum_over_max_length", "clip_high": 0.2},  # 2503.20783
+    "gspo": {"ratio": "sequence", "aggregation": "sample_mean", "clip_low": 3e-4, "clip_high": 4e-4},  # 2507.18071
+    "cispo": {"ratio": "cispo"},  # 2506.13585
+    "rloo": {"estimator": "rloo"},  # 2402.14740
+}
+
+CHOICES = {
+    "engine.backend": ("auto", "vllm", "transformers"),
+    "engine.dtype": ("bfloat16", "float32"),
+    "algorithm.preset": tuple(PRESETS),
+    "algorithm.estimator": ("grpo", "dr_grpo", "rloo"),
+    "algorithm.ratio": ("token", "sequence", "cispo"),
+    "algorithm.aggregation": ("token_mean", "sample_mean", "sum_over_max_length"),
+    "algorithm.truncation": ("mask", "penalise"),
+    "trainer.precision": ("bf16", "fp32"),
+    "trainer.zero_stage": (0, 1, 2, 3),
+}
+
+POSITIVE = (
+    "model.max_length", "engine.max_num_seqs", "engine.kv_cache_gib", "engine.start_timeout_s", "engine.request_timeout_s",
+    "rollout.group_size", "rollout.groups_per_step", "rollout.concurrency", "rollout.max_tokens", "rollout.max_turns",
+    "rollout.reset_timeout_s", "rollout.step_timeout_s", "rollout.close_timeout_s",
+    "trainer.learning_rate", "trainer.max_grad_norm", "trainer.updates_per_batch", "trainer.micro_batch_tokens",
+    "trainer.ranks", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.step_timeout_s",
+    "warm_start.epochs", "warm_start.batch_size", "warm_start.learning_rate", "evaluation.attempts", "guard.gap_every",
+)  # fmt: skip
+
+
+def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file (or the name of one that ships in the package) and apply `key=value` overrides.
+
+    Raises:
+        ConfigError: the file is missing or malformed, or a key or value is wrong.
+    """
+    where = "command line"
+    layers: list[tuple[str, Any]] = []
+    if source is not None:
+        path = find_config(str(source))
+        where = str(path)
+        try:
+            layers.append((where, OmegaConf.load(path)))
+        except Exception as error:  # yaml has many error types, all meaning the same to a user
+            raise ConfigError(f"{where}: not readable as YAML: {_one_line(error)}") from error
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"{override!r} is not of the form key=value")
+        layers.append((f"argument {override!r}", OmegaConf.from_dotlist([override])))
+    for origin, layer in layers:
+        if not OmegaConf.is_dict(layer):
+            raise ConfigError(f"{origin}: expected a mapping of config keys")
+        _check_keys(OmegaConf.to_container(layer), Config, origin)  # type: ignore[arg-type]
+
+    tree = OmegaConf.structured(Config)
+    user = OmegaConf.merge({}, *[layer for _, layer in layers])
+    preset = OmegaConf.select(user, "algorithm.preset", default="agentgym")
+    if preset not in PRESETS:
+        raise ConfigError(f"algorithm.preset={preset}: expected one of {', '.join(PRESETS)}")
+    tree = OmegaConf.merge(tree, {"algorithm": PRESETS[preset]})
+    for origin, layer in layers:
+        try:
+            tree = OmegaConf.merge(tree, layer)
+        except OmegaConfBaseException as error:
+            key = getattr(error, "full_key", None) or "?"
+            raise ConfigError(f"{origin}: {key}: {_one_line(error)}") from error
+    try:
+        config: Config = OmegaConf.to_object(tree)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {_one_line(error)}") from error
+    check_config(config)
+    return config
+
+
+def find_config(source: str) -> Path:
+    """The file that `source` names: a path, or a config that ships in the package ("quickstart")."""
+    shipped = Path(str(files("agentgym") / "configs"))
+    candidates = [Path(source), shipped / source, shipped / f"{source}.yaml", shipped / Path(source).name]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    names = sorted(path.stem for path in shipped.glob("*.yaml"))
+    raise ConfigError(f"no config {source!r}: neither a file nor one that ships ({', '.join(names)})")
+
+
+def check_config(config: Config) -> None:
+    """Check choices and ranges; raises ConfigError naming the key."""
+    for key, allowed in CHOICES.items():
+        value = _get(config, key)
+        if value not in allowed:
+            raise ConfigError(f"{key}={value}: expected one of {', '.join(map(str, allowed))}")
+    for key in POSITIVE:
+        if not _get(config, key) > 0:
+            raise ConfigError(f"{key}={_get(config, key)}: must be greater than 0")
+    if config.rollout.temperature <= 0:
+        raise ConfigError("rollout.temperature must be greater than 0: greedy samples have no spread to learn from")
+    if config.rollout.max_tokens >= config.model.max_length:
+        raise ConfigError(
+            f"rollout.max_tokens={config.rollout.max_tokens} leaves no room for a prompt in model.max_length={config.model.max_length}"
+        )
+    if config.trainer.micro_batch_tokens < config.model.max_length:
+        raise ConfigError(
+            f"trainer.micro_batch_tokens={config.trainer.micro_batch_tokens} cannot hold one sequence of model.max_length={config.model.max_length}"
+        )
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved config as YAML; `load_config` reads it back to the same values."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def knobs(schema: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """All (key, default, doc) of the tree, in order."""
+    for item in fields(schema):
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        if is_dataclass(default):
+            yield from knobs(type(default), f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", default, item.metadata["doc"]
+
+
+def _check_keys(given: dict[Any, Any], schema: Any, origin: str, prefix: str = "") -> None:
+    known = {item.name: item for item in fields(schema)}
+    for key, value in given.items():
+        if key not in known:
+            everything = [name for name, _, _ in knobs()]
+            close = difflib.get_close_matches(f"{prefix}{key}", everything, n=1) or [
+                name for name in everything if name.split(".")[-1] == key
+            ]
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known here: {', '.join(known)}"
+            raise ConfigError(f"{origin}: unknown key '{prefix}{key}'{hint}")
+        factory = known[key].default_factory
+        if isinstance(factory, type) and is_dataclass(factory):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{origin}: '{prefix}{key}' is a section, not a value")
+            _check_keys(value, factory, origin, f"{prefix}{key}.")
+
+
+def _get(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

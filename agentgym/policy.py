@@ -1,0 +1,71 @@
+"""The policy contract: whoever answers a prompt with a completion, token by token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentgym.types import Completion, Prompt, Sampling, Task
+
+if TYPE_CHECKING:
+    from agentgym.config import Config
+    from agentgym.env import Env
+
+
+class Session:
+    """One conversation with a policy: keeps the ids that were served and sampled, so that they are never remade.
+
+    A policy's template extends `ids` with the new messages only. Where that is not possible (a template that
+    rewrites earlier turns) it renders afresh, and `broken` counts it: the turns after it make another sample.
+    """
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.ids: tuple[int, ...] = ()  # all tokens so far, the last response included
+        self.n_messages = 0  # how many messages `ids` covers, the policy's own last one included
+        self.broken = 0
+
+
+class Policy(ABC):
+    """Answers prompts. Safe to call concurrently with different sessions."""
+
+    @abstractmethod
+    async def __call__(self, prompt: Prompt, *, session: Session, sampling: Sampling) -> Completion:
+        """Sample one completion and extend `session` by it.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for an answer.
+            EngineError: the engine failed or took too long.
+        """
+
+    async def begin(self, session: Session, env: Env, task: Task) -> None:
+        """Hear of an episode before its first prompt; only fakes such as the oracle make use of it."""
+
+    async def close(self) -> None:
+        """Free everything; safe to call twice."""
+
+
+class ServingPolicy(Policy):
+    """A policy that serves the model of a config, and whose weights can be replaced while it serves.
+
+    `model` is a Hugging Face folder, `folder` is where it may write logs and weights.
+    """
+
+    version: int  # the weights that requests begun now are answered by
+
+    @abstractmethod
+    def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None: ...
+
+    @abstractmethod
+    async def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Start serving; `progress` is told what is going on. Raises EngineError with the last log lines."""
+
+    @abstractmethod
+    async def update_weights(self, directory: Path, version: int) -> None:
+        """Serve the Hugging Face folder `directory` from now on, as `version`; requests in flight survive."""
+
+
+class ContextOverflow(Exception):
+    """The prompt leaves no room for an answer: the episode ends as truncated."""

@@ -1,0 +1,78 @@
+"""Names for environments and task sets: registered as "module:Class", by decorator, or by entry point."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from agentgym.errors import UsageError
+
+
+class Registry:
+    """Lazy factories by name; nothing is imported before it is made."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind  # for messages: "environment"
+        self.group = group  # entry-point group
+        self._factories: dict[str, str | Callable[..., Any]] = {}
+        self._scanned = False
+
+    def register(self, name: str, factory: str | Callable[..., Any] | None = None) -> Any:
+        """Register `factory` ("module:Class" or a callable); without it, return a decorator."""
+        if factory is None:
+            return lambda made: (self.register(name, made), made)[1]
+        if isinstance(factory, str) and ":" not in factory:
+            raise UsageError(f"{self.kind} {name!r}: expected 'module:Class', got {factory!r}")
+        self._factories[name] = factory
+        return factory
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        self._scan()
+        return sorted(self._factories)
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """The factory registered as `name`; an unknown name answers with the nearest one."""
+        self._scan()
+        if name not in self._factories:
+            raise UsageError(
+                f"unknown {self.kind} {name!r}{nearest(name, self._factories)}; known: {', '.join(self.names())}"
+            )
+        factory = self._factories[name]
+        if isinstance(factory, str):
+            module, _, attribute = factory.partition(":")
+            factory = getattr(importlib.import_module(module), attribute)
+        return factory
+
+    def make(self, name: str, **kwargs: Any) -> Any:
+        """Make `name` with its keyword arguments."""
+        factory = self.load(name)
+        try:
+            return factory(**kwargs)
+        except TypeError as error:
+            raise UsageError(f"{self.kind} {name!r} cannot be made with {sorted(kwargs)}: {error}") from error
+
+    def _scan(self) -> None:
+        if not self._scanned:
+            self._scanned = True
+            for point in entry_points(group=self.group):
+                self._factories.setdefault(point.name, point.value)
+
+
+def nearest(name: str, known: Any) -> str:
+    """A did-you-mean clause for messages, empty if nothing is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+ENVIRONMENTS = Registry("environment", "agentgym.environments")
+TASK_SETS = Registry("task set", "agentgym.task_sets")
+ENGINES = Registry("engine", "agentgym.engines")
+
+ENVIRONMENTS.register("terminal", "agentgym.environments.terminal:TerminalEnv")
+TASK_SETS.register("terminal/basics", "agentgym.tasks.terminal_basics:TerminalBasics")
+ENGINES.register("vllm", "agentgym.policies.vllm:VLLMPolicy")
+ENGINES.register("transformers", "agentgym.policies.transformers:TransformersPolicy")

@@ -1,0 +1,198 @@
+"""The nouns that travel: what a policy reads and writes, what an episode leaves, what a trainer learns from.
+
+All are frozen msgspec structs, so that they go over the wire and into the store as they are.
+Shape suffixes: T tokens of one sequence, V vocabulary, G members of a group, B sequences.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+# How an episode ended. `completed` and `truncated` have an outcome; the others never are a reward.
+Status = Literal["completed", "truncated", "infrastructure", "task", "cancelled"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+def new_id() -> str:
+    """A fresh random id, 16 hexadecimal digits."""
+    return uuid.uuid4().hex[:16]
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of the nouns: immutable, keyword-only."""
+
+
+class ToolCall(Struct):
+    """A call of a tool that the model asked for."""
+
+    id: str
+    name: str
+    arguments: str  # JSON text, byte for byte as the model wrote it
+
+
+class ToolSpec(Struct):
+    """A tool on offer: what the chat template prints."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}  # JSON schema of the arguments
+
+    def to_openai(self) -> dict[str, Any]:
+        """The tool as OpenAI's `tools` list has it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+
+class Message(Struct):
+    """One message of a conversation, in OpenAI's roles."""
+
+    role: Role
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class Prompt(Struct):
+    """What a policy answers to: the whole conversation so far, or its ids."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    ids: tuple[int, ...] | None = None  # given: served exactly as they are, `messages` is ignored
+
+
+class Sampling(Struct):
+    """How to sample one completion."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+class Completion(Struct):
+    """What the engine sampled, token by token.
+
+    `ids`, `logprobs` and `versions` have the same length T. Log-probs are those of the distribution that was
+    sampled from (temperature included); None where the engine gave none.
+    """
+
+    prompt_ids: tuple[int, ...]  # exactly as served
+    ids: tuple[int, ...]  # exactly as sampled, the stop token included
+    logprobs: tuple[float | None, ...]
+    versions: tuple[int, ...]  # weight version that sampled each token
+    finish_reason: FinishReason
+    message: Message  # the same for people and environments: text without special tokens, tool calls parsed
+    temperature: float = 1.0
+    seconds: float = 0.0
+
+    @property
+    def mixed(self) -> bool:
+        """Whether more than one weight version sampled it."""
+        return len(set(self.versions)) > 1
+
+
+class Observation(Struct):
+    """What an environment shows: the messages that came since the policy last spoke, and the tools on offer."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+
+
+class StepResult(NamedTuple):
+    """What a step returns; unpacks like Gymnasium's five."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class Turn(Struct):
+    """One exchange: what came in, what the policy said, and what came back (the next state)."""
+
+    index: int
+    completion: Completion
+    next_state: tuple[Message, ...] = ()  # everything before the policy speaks again, in order
+    reward: float = 0.0
+    info: dict[str, Any] = {}  # plain data from the environment: exit codes, verdicts, parse errors
+
+
+class Task(Struct):
+    """One thing to do: plain data. Behaviour belongs to the environment that it names."""
+
+    id: str  # unique in its task set, stable across machines
+    env: str  # a registered environment
+    instruction: str
+    family: str = ""
+    level: int = 0
+    split: str = "train"  # "train" or "test"
+    seed: int = 0
+    data: dict[str, Any] = {}  # what the environment needs to set up and verify; the policy never sees it
+
+
+class Trajectory(Struct):
+    """One episode, as it is stored."""
+
+    id: str
+    task_id: str
+    group_id: str
+    env: str
+    seed: int
+    status: Status
+    reason: str = ""  # why it ended, in one line
+    outcome: float | None = None  # the verifier's reward; None unless completed or truncated
+    turns: tuple[Turn, ...] = ()
+    messages: tuple[Message, ...] = ()  # the conversation from the first observation to the last next state
+    started: float = 0.0  # seconds since the epoch
+    seconds: float = 0.0
+    info: dict[str, Any] = {}
+
+
+class Group(Struct):
+    """G episodes of one task, compared with one another."""
+
+    id: str
+    task_id: str
+    trajectories: tuple[Trajectory, ...]
+
+
+class TokenSpan(Struct):
+    """The tokens of a sample that one turn's response fills: ids[start:end]."""
+
+    turn: int
+    start: int
+    end: int
+
+
+class Sample(Struct):
+    """One sequence to train on: prompt and responses of append-only turns, ids as served and as sampled.
+
+    The per-token tuples have length T = len(ids). Outside the responses `mask` is 0, `logprobs` is None and
+    `versions` is -1.
+    """
+
+    id: str  # "<trajectory id>/<first turn>": the same trajectory gives the same ids
+    trajectory_id: str
+    group_id: str
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]  # 1: trained on
+    logprobs: tuple[float | None, ...]  # behaviour log-probs, from the engine
+    versions: tuple[int, ...]
+    spans: tuple[TokenSpan, ...]
+    temperature: float = 1.0
+
+
+class ScoredSample(Struct):
+    """A sample with what each of its turns is worth: one advantage per span, spread over the span's tokens."""
+
+    sample: Sample
+    advantages: tuple[float, ...]

@@ -1,0 +1,1 @@
+"""Task sets: what is to be done."""
