@@ -27,7 +27,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the nouns: immutable, keyword-only."""
 
 
-class ToolCall(Struct):
+class ToolCall(Struct, frozen=True, kw_only=True):
     """A call of a tool that the model asked for."""
 
     id: str
@@ -35,7 +35,7 @@ class ToolCall(Struct):
     arguments: str  # JSON text, byte for byte as the model wrote it
 
 
-class ToolSpec(Struct):
+class ToolSpec(Struct, frozen=True, kw_only=True):
     """A tool on offer: what the chat template prints."""
 
     name: str
@@ -48,7 +48,7 @@ class ToolSpec(Struct):
         return {"type": "function", "function": function}
 
 
-class Message(Struct):
+class Message(Struct, frozen=True, kw_only=True):
     """One message of a conversation, in OpenAI's roles."""
 
     role: Role
@@ -58,7 +58,7 @@ class Message(Struct):
     name: str | None = None
 
 
-class Prompt(Struct):
+class Prompt(Struct, frozen=True, kw_only=True):
     """What a policy answers to: the whole conversation so far, or its ids."""
 
     messages: tuple[Message, ...] = ()
@@ -66,7 +66,7 @@ class Prompt(Struct):
     ids: tuple[int, ...] | None = None  # given: served exactly as they are, `messages` is ignored
 
 
-class Sampling(Struct):
+class Sampling(Struct, frozen=True, kw_only=True):
     """How to sample one completion."""
 
     temperature: float = 1.0  # 0 is greedy
@@ -77,7 +77,7 @@ class Sampling(Struct):
     seed: int | None = None
 
 
-class Completion(Struct):
+class Completion(Struct, frozen=True, kw_only=True):
     """What the engine sampled, token by token.
 
     `ids`, `logprobs` and `versions` have the same length T. Log-probs are those of the distribution that was
@@ -99,7 +99,7 @@ class Completion(Struct):
         return len(set(self.versions)) > 1
 
 
-class Observation(Struct):
+class Observation(Struct, frozen=True, kw_only=True):
     """What an environment shows: the messages that came since the policy last spoke, and the tools on offer."""
 
     messages: tuple[Message, ...]
@@ -116,7 +116,7 @@ class StepResult(NamedTuple):
     info: dict[str, Any]
 
 
-class Turn(Struct):
+class Turn(Struct, frozen=True, kw_only=True):
     """One exchange: what came in, what the policy said, and what came back (the next state)."""
 
     index: int
@@ -126,7 +126,7 @@ class Turn(Struct):
     info: dict[str, Any] = {}  # plain data from the environment: exit codes, verdicts, parse errors
 
 
-class Task(Struct):
+class Task(Struct, frozen=True, kw_only=True):
     """One thing to do: plain data. Behaviour belongs to the environment that it names."""
 
     id: str  # unique in its task set, stable across machines
@@ -139,7 +139,7 @@ class Task(Struct):
     data: dict[str, Any] = {}  # what the environment needs to set up and verify; the policy never sees it
 
 
-class Trajectory(Struct):
+class Trajectory(Struct, frozen=True, kw_only=True):
     """One episode, as it is stored."""
 
     id: str
@@ -157,7 +157,7 @@ class Trajectory(Struct):
     info: dict[str, Any] = {}
 
 
-class Group(Struct):
+class Group(Struct, frozen=True, kw_only=True):
     """G episodes of one task, compared with one another."""
 
     id: str
@@ -165,7 +165,7 @@ class Group(Struct):
     trajectories: tuple[Trajectory, ...]
 
 
-class TokenSpan(Struct):
+class TokenSpan(Struct, frozen=True, kw_only=True):
     """The tokens of a sample that one turn's response fills: ids[start:end]."""
 
     turn: int
@@ -173,7 +173,7 @@ class TokenSpan(Struct):
     end: int
 
 
-class Sample(Struct):
+class Sample(Struct, frozen=True, kw_only=True):
     """One sequence to train on: prompt and responses of append-only turns, ids as served and as sampled.
 
     The per-token tuples have length T = len(ids). Outside the responses `mask` is 0, `logprobs` is None and
@@ -191,7 +191,7 @@ class Sample(Struct):
     temperature: float = 1.0
 
 
-class ScoredSample(Struct):
+class ScoredSample(Struct, frozen=True, kw_only=True):
     """A sample with what each of its turns is worth: one advantage per span, spread over the span's tokens."""
 
     sample: Sample
