@@ -75,6 +75,10 @@ class RolloutConfig:
 
     group_size: int = knob(8, "G: episodes per task, compared with one another")
     groups_per_step: int = knob(8, "tasks per training step")
+    oversample: float = knob(
+        2.0,
+        "a group without spread is replaced by another task's, up to groups_per_step times this many groups in a step",
+    )
     concurrency: int = knob(64, "episodes at once")
     temperature: float = knob(1.0, "sampling temperature in training")
     top_p: float = knob(1.0, "nucleus sampling; below 1 the trainer's log-probs no longer match the engine's")
@@ -146,6 +150,7 @@ class WarmStartConfig:
 class EvaluationConfig:
     """How a checkpoint is evaluated on held-out tasks."""
 
+    before_and_after: bool = knob(True, "evaluate the base model, the model before RL and the one after it")
     n_tasks: int = knob(96, "held-out tasks; 0 takes all")
     attempts: int = knob(1, "episodes per task")
     temperature: float = knob(1.0, "sampling temperature")

@@ -14,9 +14,8 @@ class Env(ABC):
     """One environment; it runs one episode at a time, and many after one another.
 
     Raise `TaskError` if the task or its verifier is broken and `InfrastructureError` if the machine is; what the
-    policy does wrong is answered with an observation or with the end of the episode. A step that ends the episode
-    carries the verifier's reward for the whole of it (the outcome); other steps reward 0 unless the environment
-    has a signal of its own.
+    policy does wrong is answered with an observation or with the end of the episode. The outcome of an episode is the
+    sum of its steps' rewards: an environment with a verifier rewards the last step and gives 0 before.
 
     Example:
         env = agentgym.make("terminal", max_steps=4)
