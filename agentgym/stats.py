@@ -117,12 +117,16 @@ def minimum_detectable_difference(
 
 def _differences(a: TaskOutcomes, b: TaskOutcomes) -> np.ndarray:
     """b - a per task, shape (T,)."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        if a.keys() != b.keys():
-            raise UsageError(f"the two sides differ in {len(a.keys() ^ b.keys())} tasks: they cannot be paired")
-        a, b = list(a.values()), [b[key] for key in a]
-    means_a = [float(np.mean(outcomes)) for outcomes in a]
-    means_b = [float(np.mean(outcomes)) for outcomes in b]
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() != b.keys():
+        raise UsageError(f"the two sides differ in {len(a.keys() ^ b.keys())} tasks: they cannot be paired")
+    names = list(a) if isinstance(a, Mapping) else None
+    means_a, means_b = _means(a, names), _means(b, names)
     if len(means_a) != len(means_b) or not means_a:
         raise UsageError(f"paired comparison of {len(means_a)} with {len(means_b)} tasks")
     return np.array(means_b) - np.array(means_a)
+
+
+def _means(outcomes: TaskOutcomes, names: list[str] | None) -> list[float]:
+    """The mean of each task's attempts; of a mapping in the order of `names`."""
+    per_task = [outcomes[name] for name in names or outcomes] if isinstance(outcomes, Mapping) else outcomes
+    return [float(np.mean(attempts)) for attempts in per_task]
