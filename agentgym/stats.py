@@ -22,23 +22,23 @@ _CHUNK = 1_000_000  # resampled values in memory at once
 
 
 class PairedDifference(NamedTuple):
-    """Mean of b - a over tasks with its 95% interval [low, high], as fractions."""
+    """Mean of b - a over tasks with its 95% interval (low, high), as fractions."""
 
     difference: float
-    interval: list[float]
+    interval: tuple[float, float]
 
 
-def wilson_95(successes: int, n: int) -> list[float]:
-    """Wilson's score interval at 95% of a success rate, [low, high]; [0, 1] without any data (Wilson, 1927)."""
+def wilson_95(successes: int, n: int) -> tuple[float, float]:
+    """Wilson's score interval at 95% of a success rate, (low, high); (0, 1) without any data (Wilson, 1927)."""
     if not 0 <= successes <= n:
         raise UsageError(f"wilson_95: {successes} successes out of {n}")
     if n == 0:
-        return [0.0, 1.0]
+        return 0.0, 1.0
     z = NormalDist().inv_cdf(0.975)
     rate, scale = successes / n, 1 + z * z / n
     centre = (rate + z * z / (2 * n)) / scale
     half = z / scale * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    return [max(0.0, centre - half), min(1.0, centre + half)]
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -68,15 +68,19 @@ def paired_bootstrap(a: TaskOutcomes, b: TaskOutcomes, *, seed: int = 0, n: int 
         UsageError: the two sides do not have the same tasks, or have none.
     """
     differences_T = _differences(a, b)
-    tasks, rng = len(differences_T), np.random.default_rng(seed)
+    return PairedDifference(float(differences_T.mean()), bootstrap_mean(differences_T, seed=seed, n=n))
+
+
+def bootstrap_mean(values_T: Sequence[float] | np.ndarray, *, seed: int = 0, n: int = 10_000) -> tuple[float, float]:
+    """95% percentile interval (low, high) of the mean over tasks; it always holds the mean itself."""
+    values_T = np.asarray(values_T, dtype=float)
+    tasks, rng, mean = len(values_T), np.random.default_rng(seed), float(values_T.mean())
     rows = max(1, _CHUNK // tasks)
     means = [
-        differences_T[rng.integers(tasks, size=(min(rows, n - start), tasks))].mean(axis=1)
-        for start in range(0, n, rows)
+        values_T[rng.integers(tasks, size=(min(rows, n - start), tasks))].mean(axis=1) for start in range(0, n, rows)
     ]
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
-    difference = float(differences_T.mean())
-    return PairedDifference(difference, [min(float(low), difference), max(float(high), difference)])
+    return min(float(low), mean), max(float(high), mean)
 
 
 def paired_permutation(a: TaskOutcomes, b: TaskOutcomes, *, seed: int = 0, n: int = 100_000) -> float:

@@ -37,7 +37,7 @@ def test_pass_at_k_is_a_probability_not_a_boolean():
 
 
 def test_wilson_without_data_knows_nothing():
-    assert stats.wilson_95(0, 0) == [0.0, 1.0]
+    assert stats.wilson_95(0, 0) == (0.0, 1.0)
     with pytest.raises(UsageError):
         stats.wilson_95(3, 2)
 
@@ -48,7 +48,7 @@ def test_bootstrap_of_a_clear_difference():
     difference, (low, high) = stats.paired_bootstrap(before, after, seed=1)
     assert difference == pytest.approx(0.4)
     assert 0.2 < low < 0.4 < high < 0.6
-    assert stats.paired_bootstrap(before, after, seed=1).interval == [low, high]
+    assert stats.paired_bootstrap(before, after, seed=1).interval == (low, high)
 
 
 @given(outcomes_T, st.integers(0, 100))
