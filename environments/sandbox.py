@@ -1,0 +1,126 @@
+"""Sandboxes: a private working directory and a way to run commands in it.
+
+Host-side access (`read`, `write`, `snapshot`) never follows a symbolic link, so that nothing an agent puts into its
+working directory leads out of it. Commands are `bash -c` in the working directory, one process tree each: whatever
+a command leaves running ends with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from agentgym.errors import SandboxError, UsageError
+from agentgym.registry import nearest
+from agentgym.types import Struct
+
+KINDS = ("auto", "bubblewrap", "plain")
+
+log = logging.getLogger(__name__)
+
+
+class CommandResult(Struct, frozen=True, kw_only=True):
+    """What a command left behind. Output is valid text, bounded: head and tail are kept."""
+
+    exit_code: int  # 128 + n if signal n ended it; 124 if it ran out of time
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool = False
+    stdout_dropped: int = 0  # bytes left out of the middle
+    stderr_dropped: int = 0
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One thing in a working directory, itself and never what it links to."""
+
+    kind: Literal["file", "dir", "link", "other"]
+    mode: int = 0  # permission bits
+    size: int = 0  # bytes of the file
+    content: bytes = b""  # its first bytes, up to the sandbox's bound
+    target: str = ""  # of a link
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one command may take."""
+
+    memory_mb: int = 2048  # address space of each process
+    processes: int = 256  # where the sandbox has a process count of its own
+    file_mb: int = 64  # size of a file that it writes
+    open_files: int = 256
+    output_bytes: int = 65536  # kept of each of stdout and stderr
+
+
+Snapshot = dict[str, Entry]
+
+
+class Sandbox(ABC):
+    """A working directory of its own and the commands that run in it."""
+
+    isolates = False  # whether commands are kept away from the rest of the machine
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make the working directory. Raises SandboxError."""
+
+    @abstractmethod
+    async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
+        """Run `command` with bash; what it started is gone when this returns, also after a time-out.
+
+        Raises:
+            SandboxError: the sandbox itself failed; a failing command is a result.
+        """
+
+    @abstractmethod
+    async def read(self, path: str) -> bytes:
+        """The bytes of a regular file, bounded. Raises SandboxError if there is none or a link is in the way."""
+
+    @abstractmethod
+    async def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Write a file, making its parent directories. Raises SandboxError if a link is in the way."""
+
+    @abstractmethod
+    async def make_dir(self, path: str, mode: int = 0o755) -> None:
+        """Make a directory and its parents."""
+
+    @abstractmethod
+    async def link(self, path: str, target: str) -> None:
+        """Make a symbolic link."""
+
+    @abstractmethod
+    async def snapshot(self) -> Snapshot:
+        """Everything in the working directory by relative path, bounded in entries and bytes."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End whatever still runs and remove the working directory; safe to call twice."""
+
+
+def open_sandbox(kind: str = "auto", limits: Limits | None = None) -> Sandbox:
+    """A sandbox, not yet started: `bubblewrap`, `plain`, or `auto` (bubblewrap where it works).
+
+    Raises:
+        UsageError: no such kind.
+        SandboxError: bubblewrap was asked for and does not work here.
+    """
+    from agentgym.environments.bubblewrap import BubblewrapSandbox, why_not
+    from agentgym.environments.plain import PlainSandbox
+
+    if kind not in KINDS:
+        raise UsageError(f"unknown sandbox {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+    problem = "" if kind == "plain" else why_not()
+    if kind == "bubblewrap" and problem:
+        raise SandboxError(f"bubblewrap does not work here: {problem}")
+    if kind == "plain" or problem:
+        warn_not_isolated(problem)
+        return PlainSandbox(limits or Limits())
+    return BubblewrapSandbox(limits or Limits())
+
+
+@functools.cache
+def warn_not_isolated(problem: str) -> None:
+    """Say once that the plain sandbox isolates nothing."""
+    because = f" (bubblewrap does not work here: {problem})" if problem else ""
+    log.warning("the plain sandbox isolates nothing: commands run as you, on this machine%s", because)
