@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,6 +138,15 @@ class Store:
             found.setdefault(stage, {})[fate] = number
         return found
 
+    def failures(self) -> dict[str, int]:
+        """Reasons of the episodes that have no reward, with how many had each."""
+        found: Counter[str] = Counter()
+        query = "SELECT body FROM trajectories WHERE status IN ('infrastructure', 'task')"
+        for (body,) in self._db.execute(query):
+            trajectory = _trajectory(body)
+            found[f"{trajectory.status}: {trajectory.reason}"] += 1
+        return dict(found.most_common())
+
     # --- what is trained on --------------------------------------------------------------------------------------
 
     def add_sample(
@@ -191,9 +201,9 @@ class Store:
         return life
 
     def rewind(self, step: int) -> None:
-        """Take back everything from training step `step` on: the run goes on from the checkpoint before it."""
+        """Take back everything after training step `step`: the run goes on from the checkpoint of that step."""
         with self.transaction():
-            self._db.execute("UPDATE trajectories SET undone = 1 WHERE stage = 'train' AND step >= ?", (step,))
+            self._db.execute("UPDATE trajectories SET undone = 1 WHERE stage = 'train' AND step > ?", (step,))
             self._db.execute("UPDATE versions SET undone = 1 WHERE step > ?", (step,))
-            query = "UPDATE samples SET consumed_step = NULL, consumed_life = NULL, rejected = 'undone' WHERE step >= ?"
+            query = "UPDATE samples SET consumed_step = NULL, consumed_life = NULL, rejected = 'undone' WHERE step > ?"
             self._db.execute(query, (step,))

@@ -1,0 +1,101 @@
+"""Small real environments, tasks and policies for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentgym.env import Env, Info
+from agentgym.policy import Policy, Session
+from agentgym.task import TaskSet
+from agentgym.types import Completion, Message, Observation, Prompt, Sampling, StepResult, Task
+
+
+class EchoEnv(Env):
+    """Rewards a message that holds the task's word; ends after `turns` turns; `fault` is called at each method."""
+
+    def __init__(self, turns: int = 1, fault: Callable[[str], Any] | None = None) -> None:
+        self.turns, self.fault = turns, fault
+        self.closed = 0
+        self.word = ""
+        self.step_number = 0
+
+    async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
+        await self._maybe("reset")
+        self.word = (options or {})["task"].data["word"]
+        self.step_number = 0
+        return Observation(messages=(Message(role="user", content=f"Say {self.word}."),)), {}
+
+    async def step(self, action: Message) -> StepResult:
+        await self._maybe("step")
+        self.step_number += 1
+        last = self.step_number == self.turns
+        reward = float(last and self.word in action.content)
+        came_back = () if last else (Message(role="user", content=f"Again: {self.word}."),)
+        return StepResult(Observation(messages=came_back), reward, last, False, {"turn": self.step_number})
+
+    async def close(self) -> None:
+        await self._maybe("close")
+        self.closed += 1
+
+    async def oracle(self, task: Task) -> list[Message]:
+        return [Message(role="assistant", content=task.data["word"])] * self.turns
+
+    async def _maybe(self, where: str) -> None:
+        if self.fault:
+            result = self.fault(where)
+            if asyncio.iscoroutine(result):
+                await result
+
+
+def word_task(word: str, index: int = 0, split: str = "train") -> Task:
+    return Task(
+        id=f"words/{split}/{index}",
+        env="echo",
+        instruction=f"Say {word}.",
+        family="say",
+        split=split,
+        data={"word": word},
+    )
+
+
+class Words(TaskSet):
+    """Tasks of the echo environment."""
+
+    name, env = "words", "echo"
+
+    def __init__(self, n_train: int = 16, n_test: int = 8) -> None:
+        self.numbers = {"train": n_train, "test": n_test}
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [word_task("ab"[index % 2], index, split) for index in range(self.numbers[split])]
+
+
+class TokenPolicy(Policy):
+    """Answers `answer(prompt)` with one token per character, log-prob -0.5 and version 0."""
+
+    def __init__(self, answer: Callable[[Prompt], str] = lambda prompt: "yes") -> None:
+        self.answer = answer
+        self.samplings: list[Sampling] = []
+
+    async def __call__(self, prompt: Prompt, *, session: Session, sampling: Sampling) -> Completion:
+        self.samplings.append(sampling)
+        text = self.answer(prompt)
+        new = prompt.messages[session.n_messages :]
+        prompt_ids = session.ids + tuple(ord(c) for message in new for c in f"<{message.content}>")
+        ids = tuple(ord(c) for c in text)
+        session.ids, session.n_messages = prompt_ids + ids, len(prompt.messages) + 1
+        return completion(prompt_ids, ids, text)
+
+
+def completion(prompt_ids: tuple[int, ...], ids: tuple[int, ...], text: str = "", **changes: Any) -> Completion:
+    values: dict[str, Any] = {
+        "prompt_ids": prompt_ids,
+        "ids": ids,
+        "logprobs": (-0.5,) * len(ids),
+        "versions": (0,) * len(ids),
+        "finish_reason": "stop",
+        "message": Message(role="assistant", content=text),
+    }
+    return Completion(**(values | changes))

@@ -1,0 +1,103 @@
+import asyncio
+import time
+
+from agentgym.collect import TaskStream, collect
+from agentgym.config import load_config
+from agentgym.pool import RolloutPool
+from agentgym.rollout import EpisodeRequest
+from agentgym.types import Sampling, Task
+from tests.fakes import EchoEnv, TokenPolicy, Words, word_task
+
+
+def request(index: int) -> EpisodeRequest:
+    return EpisodeRequest(id=f"e{index}", group_id="g", task=word_task("yes", index), seed=index, sampling=Sampling())
+
+
+async def test_no_barrier_a_slow_episode_delays_nobody_else():
+    def make(task: Task) -> EchoEnv:
+        slow = task.id.endswith("/0")
+        return EchoEnv(fault=lambda at: asyncio.sleep(0.3 if slow else 0.001) if at == "step" else None)
+
+    pool = RolloutPool(TokenPolicy(), load_config(), make)
+    began, ended = time.monotonic(), {}
+    async for trajectory in pool.episodes([request(index) for index in range(32)]):
+        ended[trajectory.id] = time.monotonic() - began
+    assert len(ended) == 32
+    assert list(ended)[-1] == "e0"
+    assert sum(seconds < 0.3 for seconds in ended.values()) == 31
+
+
+async def test_no_more_episodes_at_once_than_allowed():
+    running, most = 0, 0
+
+    async def count() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.005)
+        running -= 1
+
+    pool = RolloutPool(
+        TokenPolicy(), load_config(None, ["rollout.concurrency=3"]), lambda task: EchoEnv(fault=lambda at: count())
+    )
+    assert len([trajectory async for trajectory in pool.episodes([request(index) for index in range(12)])]) == 12
+    assert most == 3
+
+
+async def test_an_infrastructure_failure_is_tried_again_with_the_same_seed_then_kept():
+    failures = iter([True, True, False])
+
+    def fault(at: str) -> None:
+        if at == "reset" and next(failures):
+            raise OSError("no space")
+
+    policy = TokenPolicy()
+    pool = RolloutPool(policy, load_config(), lambda task: EchoEnv(fault=fault))
+    trajectory = await pool.episode(request(1))
+    assert (trajectory.status, trajectory.info["attempts"]) == ("completed", 3)
+
+    always = RolloutPool(policy, load_config(), lambda task: EchoEnv(fault=lambda at: 1 / 0))
+    trajectory = await always.episode(request(1))
+    assert (trajectory.status, trajectory.outcome, trajectory.info["attempts"]) == ("infrastructure", None, 3)
+    assert sum(always.retried.values()) == 3
+
+
+async def test_one_failing_episode_leaves_the_others_of_its_group():
+    def make(task: Task) -> EchoEnv:
+        made.append(task)
+        return EchoEnv(fault=(lambda at: 1 / 0) if len(made) in (3, 9, 10) else None)
+
+    made: list[Task] = []
+    pool = RolloutPool(TokenPolicy(), load_config(None, ["rollout.retries=0"]), make)
+    group = await pool.group("g", word_task("yes"), 0, Sampling(), 8)
+    assert [member.status for member in group.trajectories].count("completed") == 7
+    assert [member.id for member in group.trajectories] == [f"g-m{index}" for index in range(8)]
+
+
+def test_the_stream_goes_on_exactly_where_it_was_across_epochs():
+    tasks = Words(n_train=10).tasks("train")
+    whole = TaskStream(tasks, seed=5)
+    order = [next(whole).id for _ in range(25)]
+    resumed = TaskStream(tasks, seed=5, position=13)
+    assert [next(resumed).id for _ in range(12)] == order[13:]
+    assert sorted(order[:10]) == sorted(order[10:20]) == sorted(task.id for task in tasks)
+    assert order[:10] != order[10:20]
+
+
+async def test_groups_without_spread_are_replaced_up_to_the_limit():
+    pool = RolloutPool(TokenPolicy(), load_config(), lambda task: EchoEnv())
+    kept = []
+
+    async def run(limit: int, useful):
+        return await collect(
+            pool, TaskStream(Words().tasks("train"), 0), prefix="s", wanted=3, limit=limit, size=2,
+            sampling=Sampling(), useful=useful, keep=kept.append,
+        )  # fmt: skip
+
+    found = await run(8, lambda group: group.id not in ("s-g000", "s-g002"))
+    assert [group.id for group in found.groups] == ["s-g001", "s-g003", "s-g004"]
+    assert [group.id for group in found.dropped] == ["s-g000", "s-g002"]
+    assert len(kept) == 10
+
+    found = await run(4, lambda group: False)
+    assert (len(found.groups), len(found.dropped)) == (0, 4)

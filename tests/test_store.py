@@ -1,0 +1,124 @@
+import pytest
+
+from agentgym.config import AlgorithmConfig, load_config
+from agentgym.errors import UsageError
+from agentgym.run import Run, lock, owner_of
+from agentgym.samples import samples_from
+from agentgym.store import Store
+from agentgym.types import Sample, Trajectory, Turn
+from tests.fakes import completion, word_task
+
+
+def trajectory(id: str, outcome: float | None = 1.0) -> Trajectory:
+    turn = Turn(index=0, completion=completion((1, 2), (3, 4)), info={"exit_code": 0})
+    return Trajectory(
+        id=id, task_id="k", group_id="g", env="e", seed=0, turns=(turn,), outcome=outcome,
+        status="completed" if outcome is not None else "infrastructure", reason="" if outcome is not None else "boom",
+    )  # fmt: skip
+
+
+def sample(id: str) -> Sample:
+    return samples_from(trajectory(id), AlgorithmConfig())[0][0]
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "store.sqlite")
+    yield made
+    made.close()
+
+
+def test_what_is_written_comes_back_equal_and_twice_is_once(store):
+    for _ in range(2):
+        store.add_trajectory(trajectory("t"), stage="train", step=1, life=0)
+        store.add_tasks([word_task("a")])
+        store.add_sample(sample("t"), step=1, advantages=(0.5,))
+    assert list(store.trajectories(stage="train")) == [trajectory("t")]
+    assert store.trajectory("t") == trajectory("t")
+    assert store.task("words/train/0") == word_task("a")
+    (kept,) = store.samples()
+    assert (kept.sample, kept.advantages, kept.step) == (sample("t"), (0.5,), 1)
+
+
+def test_a_sample_is_consumed_once(store):
+    store.add_sample(sample("t"), step=1, advantages=(0.5,))
+    store.consume(["t/0"], step=1, life=0)
+    with pytest.raises(RuntimeError, match="1 of 1 samples were consumed before"):
+        store.consume(["t/0"], step=2, life=0)
+    with pytest.raises(RuntimeError, match="never stored"):
+        store.consume(["other/0"], step=2, life=0)
+
+
+def test_a_transaction_that_fails_leaves_nothing(store):
+    store.add_sample(sample("t"), step=1, advantages=(0.5,))
+    with pytest.raises(RuntimeError), store.transaction():
+        store.consume(["t/0"], step=1, life=0)
+        store.consume(["t/0"], step=1, life=0)
+    (kept,) = store.samples()
+    assert kept.consumed_step is None
+
+
+def test_rewind_takes_back_what_came_after_and_keeps_it(store):
+    for step in (1, 2, 3):
+        store.add_trajectory(trajectory(f"t{step}"), stage="train", step=step, life=0)
+        store.add_sample(sample(f"t{step}"), step=step, advantages=(0.5,))
+        store.consume([f"t{step}/0"], step=step, life=0)
+        store.add_version(step=step, life=0)
+    store.rewind(1)
+    assert [kept.id for kept in store.trajectories(stage="train")] == ["t1"]
+    assert len(list(store.trajectories(stage="train", undone=True))) == 3
+    assert [(kept.consumed_step, kept.rejected) for kept in store.samples()] == [
+        (1, None),
+        (None, "undone"),
+        (None, "undone"),
+    ]
+    assert [entry["undone"] for entry in store.versions()] == [0, 1, 1]
+    assert store.add_version(step=1, life=1) == 3, "a version number is never used twice"
+
+
+def test_counts_and_failures(store):
+    store.add_trajectory(trajectory("a"), stage="train", step=1, life=0)
+    store.add_trajectory(trajectory("b", None), stage="train", step=1, life=0)
+    assert store.counts() == {"train": {"completed": 1, "infrastructure": 1}}
+    assert store.failures() == {"infrastructure: boom": 1}
+
+
+def test_another_format_is_refused(tmp_path):
+    store = Store(tmp_path / "store.sqlite")
+    store.set_meta("format", "99")
+    store.close()
+    with pytest.raises(UsageError, match="has format 99, this agentgym reads format 1"):
+        Store(tmp_path / "store.sqlite")
+
+
+def test_a_missing_store_is_refused_when_reading(tmp_path):
+    with pytest.raises(UsageError, match="is this a run folder"):
+        Store(tmp_path / "store.sqlite", read_only=True)
+
+
+def test_a_run_belongs_to_one_process_at_a_time(tmp_path):
+    import os
+
+    run = Run.create(load_config(None, [f"dir={tmp_path}"]))
+    assert owner_of(run.folder) == os.getpid()
+    with pytest.raises(UsageError, match=f"in use by the process with pid {os.getpid()}"):
+        Run.open(run.folder)
+    run.close()
+    assert owner_of(run.folder) is None
+    again = Run.open(run.folder)
+    assert again.life == 1
+    again.close()
+
+
+def test_a_run_goes_on_with_what_it_knew(tmp_path):
+    config = load_config(None, [f"dir={tmp_path}", "trainer.steps=7"])
+    run = Run.create(config)
+    run.save_progress(evaluations={"base": 1})
+    run.close()
+    with pytest.raises(UsageError, match="go on with `agentgym train --resume"):
+        Run.create(config)
+    again = Run.open(run.folder, ["trainer.steps=9"])
+    assert again.progress["evaluations"] == {"base": 1}
+    assert again.config.trainer.steps == 9
+    again.close()
+    lock(run.folder).close()
