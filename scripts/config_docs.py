@@ -31,7 +31,9 @@ def page() -> str:
 
 
 def _row(key: str, default: Any, doc: str) -> str:
-    missing = [str(choice) for choice in CHOICES.get(key, ()) if f"`{choice}`" not in doc and key != "trainer.zero_stage"]
+    missing = [
+        str(choice) for choice in CHOICES.get(key, ()) if f"`{choice}`" not in doc and key != "trainer.zero_stage"
+    ]
     doc += f" ({', '.join(f'`{choice}`' for choice in missing)})" if missing else ""
     return f"| `{key}` | {_value(default)} | {doc.replace('|', chr(92) + '|')} |\n"
 
