@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agentgym.types import Completion, Prompt, Sampling, Task
+from agentgym.types import Completion, Message, Prompt, Sampling, Task, ToolSpec
 
 if TYPE_CHECKING:
     from agentgym.config import Config
@@ -25,6 +25,8 @@ class Session:
         self.id = id
         self.ids: tuple[int, ...] = ()  # all tokens so far, the last response included
         self.n_messages = 0  # how many messages `ids` covers, the policy's own last one included
+        self.messages: tuple[Message, ...] = ()  # those messages: a conversation edited since cannot be extended
+        self.tools: tuple[ToolSpec, ...] = ()  # the tools that were on offer
         self.broken = 0
 
 
