@@ -99,3 +99,32 @@ def completion(prompt_ids: tuple[int, ...], ids: tuple[int, ...], text: str = ""
         "message": Message(role="assistant", content=text),
     }
     return Completion(**(values | changes))
+
+
+class LetterEnv(Env):
+    """Rewards the share of the letter `e` in a message of one turn: something that a tiny model can learn."""
+
+    async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
+        return Observation(messages=(Message(role="user", content=(options or {})["task"].instruction),)), {}
+
+    async def step(self, action: Message) -> StepResult:
+        reward = action.content.count("e") / max(8, len(action.content))
+        return StepResult(Observation(messages=()), reward, True, False, {})
+
+    async def close(self) -> None:
+        pass
+
+    async def oracle(self, task: Task) -> list[Message]:
+        return [Message(role="assistant", content="eeeeeeee")]
+
+
+class Letters(TaskSet):
+    """Tasks of the letter environment."""
+
+    name, env = "letters", "letters"
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return [
+            Task(id=f"letters/{split}/{index}", env="letters", instruction=f"{index}", family="letters", split=split)
+            for index in range(64 if split == "train" else 16)
+        ]

@@ -1,0 +1,5 @@
+"""`python -m agentgym`."""
+
+from agentgym.cli import main
+
+main()

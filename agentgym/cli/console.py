@@ -1,0 +1,97 @@
+"""What the commands share: running a coroutine until it is stopped, and showing progress."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+T = TypeVar("T")
+err = Console(stderr=True)
+out = Console()
+
+PLAIN_EVERY_S = 10.0
+
+
+def run(work: Coroutine[Any, Any, T], *, when_stopped: str = "") -> T:
+    """Run `work`; Ctrl-C and TERM cancel it, let it clean up, and exit with 130 and 143."""
+    stopped_by: list[int] = []
+
+    async def main() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            stopped_by.append(number)
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, stop, number)
+        return await work
+
+    with suppress(asyncio.CancelledError, KeyboardInterrupt):
+        return asyncio.run(main())
+    err.print(f"stopped. {when_stopped}".strip(), soft_wrap=True, highlight=False)
+    raise typer.Exit(128 + (stopped_by[0] if stopped_by else signal.SIGINT))
+
+
+class ProgressView:
+    """Progress of long work: a live bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = err.is_terminal
+        self._bars = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("[dim]{task.fields[remark]}"), console=err,
+        )  # fmt: skip
+        self._tasks: dict[str, Any] = {}
+        self._said: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    def __enter__(self) -> ProgressView:
+        if self._live:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int, remark: str = "") -> None:
+        """Tell how far `what` is: `done` of `total` (0: unknown)."""
+        if self._live:
+            self._show(what, done, total, remark)
+        else:
+            self._tell(what, done, total, remark)
+
+    def _show(self, what: str, done: int, total: int, remark: str) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total or None, remark=remark)
+        self._bars.update(self._tasks[what], completed=done, total=total or None, remark=remark[-60:])
+
+    def _tell(self, what: str, done: int, total: int, remark: str) -> None:
+        now = time.monotonic()
+        finished = bool(total) and done >= total
+        if what in self._said and now - self._said[what] < PLAIN_EVERY_S and not finished:
+            return
+        self._said[what] = now
+        amount = f" {done}/{total}" if total else ""
+        line = f"[{now - self._began:6.0f}s] {what}{amount} {remark}".rstrip()
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Machine-readable output of a command's `--json`."""
+    print(json.dumps(value, indent=1))

@@ -1,0 +1,106 @@
+"""`eval`: attempts at a task set by any model."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from agentgym.cli.console import ProgressView, out, print_json, run
+from agentgym.config import Config, load_config, to_yaml
+from agentgym.errors import UsageError
+from agentgym.evaluate import Evaluation, evaluate, select_tasks
+from agentgym.models import resolve_model
+from agentgym.pool import RolloutPool
+from agentgym.run import lock, make_folder, read_config, write_text
+from agentgym.store import Store
+from agentgym.types import Sampling
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("eval")(evaluate_model)
+
+
+def evaluate_model(
+    model: Annotated[str, typer.Option(help="a Hugging Face folder or hub id, or a run folder (its last checkpoint)")],
+    output: Annotated[Path, typer.Option("--out", help="folder for episodes and result; the same folder goes on")],
+    tasks: Annotated[str, typer.Option(help="a task set")] = "terminal/basics",
+    attempts: Annotated[int, typer.Option(min=1, help="episodes per task")] = 1,
+    n_tasks: Annotated[int, typer.Option(help="held-out tasks; 0 takes all")] = 0,
+    overrides: Annotated[list[str] | None, typer.Argument(help="config overrides, key=value")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON")] = False,
+) -> None:
+    """Evaluate a model: success by task with a 95% interval. Stopped and called again, it goes on."""
+    from agentgym.results import evaluation_table, write_evaluation
+
+    given = [
+        f"tasks.name={tasks}",
+        f"evaluation.attempts={attempts}",
+        f"evaluation.n_tasks={n_tasks}",
+        *(overrides or []),
+    ]
+    config, source = _config_for(model, given)
+    make_folder(output)
+    owned = lock(output)
+    _check_same(output, source, config)
+    try:
+        with ProgressView() as progress:
+            found = run(
+                _evaluate(config, source, output, progress), when_stopped=f"the same command goes on in {output}"
+            )
+    finally:
+        owned.close()
+    result = write_evaluation(output, found, model=source)
+    if as_json:
+        print_json(result)
+    else:
+        out.print(evaluation_table(f"{source} on {config.tasks.name}", found))
+        out.print(f"{output / 'result.json'}", soft_wrap=True, highlight=False)
+
+
+def _config_for(model: str, given: list[str]) -> tuple[Config, str]:
+    """The config to evaluate under, and the model: a run brings its own config and its last checkpoint."""
+    folder = Path(model)
+    if (folder / "config.yaml").is_file() and (folder / "checkpoints").is_dir():
+        from agentgym.trainers import checkpoint
+
+        found = checkpoint.latest(folder / "checkpoints")
+        if found is None:
+            raise UsageError(f"the run {folder} has no whole checkpoint yet")
+        return read_config(folder, [*given, f"model.path={found}"]), str(found)
+    return load_config(None, [*given, f"model.path={model}"]), model
+
+
+def _check_same(output: Path, source: str, config: Config) -> None:
+    """A folder holds one evaluation: of one model under one config."""
+    text = f"# model: {source}\n{to_yaml(config)}"
+    path = output / "evaluation.yaml"
+    if path.is_file() and path.read_text() != text:
+        raise UsageError(f"{output} holds another evaluation (see {path}): choose another --out")
+    write_text(path, text)
+
+
+async def _evaluate(config: Config, source: str, output: Path, progress: ProgressView) -> Evaluation:
+    from agentgym.pipeline import load_tasks, serving
+
+    began = time.monotonic()
+    chosen = select_tasks(load_tasks(config, "test"), config.evaluation.n_tasks)
+    model = resolve_model(source, progress=lambda remark: progress("model", 0, 0, remark))
+    store = Store(output / "store.sqlite")
+    async with serving(config, model, output, 0, lambda remark: progress("engine", 0, 0, remark)) as policy:
+        found = await evaluate(
+            RolloutPool(policy, config),
+            chosen,
+            store,
+            stage="eval",
+            seed=config.seed,
+            attempts=config.evaluation.attempts,
+            sampling=Sampling(temperature=config.evaluation.temperature, max_tokens=config.rollout.max_tokens),
+            progress=partial(progress, "evaluate"),
+        )
+    store.close()
+    return msgspec.structs.replace(found, seconds=time.monotonic() - began)
