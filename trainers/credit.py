@@ -53,10 +53,8 @@ def group_advantages(outcomes: Sequence[float | None], estimator: str = "grpo") 
     if not accepted:
         return advantages
     rewards_G = np.array([outcomes[index] for index in accepted], dtype=np.float64)
-    if np.all(rewards_G == rewards_G[0]):  # the mean of equal numbers may differ from them by a rounding error
-        values_G = np.zeros_like(rewards_G)
-    else:
-        values_G = ESTIMATORS[estimator](rewards_G)
+    spread = bool(np.any(rewards_G != rewards_G[0]))  # the mean of equal numbers may be off by a rounding error
+    values_G = ESTIMATORS[estimator](rewards_G) if spread else np.zeros_like(rewards_G)
     for index, value in zip(accepted, values_G, strict=True):
         advantages[index] = float(value)
     return advantages

@@ -1,0 +1,183 @@
+"""The RL loss, token by token: pure torch, no model, no batch layout.
+
+Tensors are flat over the N trained tokens of a micro-batch. A reduction is a sum with weights that were computed from
+the whole global batch (`sample_weights`), so that micro-batching, packing, gradient accumulation and ranks cannot
+change a gradient. What is masked is selected away with `torch.where`, never multiplied by zero (0 * nan is nan).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentgym.config import Config
+
+MAX_LOG_RATIO = 20.0  # exp of more than 88 is inf in float32, and 0 * inf is nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """What the loss depends on; the meaning of each field is documented in the config."""
+
+    ratio: str = "token"
+    aggregation: str = "token_mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    importance_cap: float = 2.0
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    max_length: int = 1024  # tokens; only `sum_over_max_length` divides by it
+
+    @classmethod
+    def of(cls, config: Config) -> LossSettings:
+        """The settings that a config asks for."""
+        algorithm = config.algorithm
+        return cls(
+            ratio=algorithm.ratio,
+            aggregation=algorithm.aggregation,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            importance_cap=algorithm.importance_cap,
+            kl_coef=algorithm.kl_coef,
+            entropy_coef=algorithm.entropy_coef,
+            max_length=config.model.max_length,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """What the loss needs to know of the N trained tokens of a micro-batch, besides the model's log-probs.
+
+    `rl_mask_N` is false where there is no behaviour log-prob; `behaviour_N` is nan there. `rl_weight_N` are the
+    weights of the RL term, `weight_N` those of KL and entropy; `span_N` numbers the response that a token is of.
+    """
+
+    advantages_N: Tensor
+    behaviour_N: Tensor
+    rl_mask_N: Tensor
+    rl_weight_N: Tensor
+    weight_N: Tensor
+    span_N: Tensor
+
+
+def sample_weights(counts_B: Tensor, aggregation: str, max_length: int) -> Tensor:
+    """The weight of each token of each sample, from the number of trained tokens `counts_B` of the global batch.
+
+    `token_mean` averages over tokens, `sample_mean` over samples of their means (a sample with no trained token leaves
+    the denominator), `sum_over_max_length` divides sums by a constant length and the number of samples (2503.20783).
+    An all-masked batch gives 0.
+    """
+    counts_B = counts_B.double()
+    if aggregation == "token_mean":
+        weights_B = torch.ones_like(counts_B) / counts_B.sum()
+    elif aggregation == "sample_mean":
+        weights_B = 1.0 / (counts_B * (counts_B > 0).sum())
+    elif aggregation == "sum_over_max_length":
+        weights_B = torch.full_like(counts_B, 1.0 / (len(counts_B) * max_length))
+    else:
+        raise ValueError(f"unknown aggregation {aggregation!r}")
+    return torch.where(counts_B > 0, weights_B, 0.0)
+
+
+def clipped_surrogate(
+    advantages_N: Tensor, log_ratio_N: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.28
+) -> Tensor:
+    """max(-A rho, -A clip(rho, 1 - low, 1 + high)) per token, rho = exp(log_ratio) (PPO, 1707.06347, eq. 7)."""
+    ratio_N = torch.exp(log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_N)
+
+
+def cispo(
+    advantages_N: Tensor, log_ratio_N: Tensor, current_N: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.28
+) -> Tensor:
+    """-detach(clip(rho, 1 - low, 1 + high)) A log pi per token: a clipped token keeps its gradient (2506.13585)."""
+    ratio_N = torch.exp(log_ratio_N.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return -ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N * current_N
+
+
+def sequence_log_ratio(log_ratio_N: Tensor, mask_N: Tensor, span_N: Tensor) -> Tensor:
+    """The mean of the log-ratios over a token's response, the same for each of its tokens (GSPO, 2507.18071, eq. 7).
+
+    Its exponential is the sequence ratio s; the gradient flows through the mean.
+    """
+    n_spans = int(span_N.max()) + 1 if span_N.numel() else 0
+    zeros_S = log_ratio_N.new_zeros(n_spans)
+    sums_S = zeros_S.index_add(0, span_N, torch.where(mask_N, log_ratio_N, 0.0))
+    counts_S = zeros_S.index_add(0, span_N, mask_N.to(log_ratio_N.dtype))
+    return (sums_S / counts_S.clamp(min=1.0))[span_N]
+
+
+def truncated_importance(old_N: Tensor, behaviour_N: Tensor, cap: float) -> Tensor:
+    """min(exp(old - behaviour), cap) per token, detached; ones where `cap` is 0."""
+    if cap == 0:
+        return torch.ones_like(old_N)
+    return torch.exp(old_N - behaviour_N).clamp(max=cap).detach()
+
+
+def kl_k3(current_N: Tensor, reference_N: Tensor) -> Tensor:
+    """exp(reference - current) - (reference - current) - 1 per token: KL(current || reference), never negative.
+
+    Unbiased for tokens sampled from `current` (Schulman, "Approximating KL divergence", 2020).
+    """
+    difference_N = reference_N - current_N
+    return torch.exp(difference_N) - difference_N - 1.0
+
+
+def policy_loss(
+    settings: LossSettings,
+    tokens: TokenBatch,
+    current_N: Tensor,
+    old_N: Tensor,
+    entropy_N: Tensor,
+    reference_N: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """This micro-batch's part of the global loss, and sums over its tokens from which the metrics are made.
+
+    loss = RL + kl_coef * KL(current || reference) - entropy_coef * H. `old_N` has no gradient.
+    """
+    mask_N = tokens.rl_mask_N
+    behaviour_N = torch.where(mask_N, tokens.behaviour_N, old_N)
+    log_ratio_N = current_N - old_N
+    if settings.ratio == "sequence":
+        log_ratio_N = sequence_log_ratio(log_ratio_N, mask_N, tokens.span_N)
+    clips = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+    if settings.ratio == "cispo":
+        loss_N = cispo(tokens.advantages_N, log_ratio_N, current_N, **clips)
+    else:
+        loss_N = clipped_surrogate(tokens.advantages_N, log_ratio_N, **clips)
+    importance_N = truncated_importance(old_N, behaviour_N, settings.importance_cap)
+    loss = (torch.where(mask_N, loss_N * importance_N, 0.0) * tokens.rl_weight_N).sum()
+    trained_N = tokens.weight_N > 0  # false everywhere in a micro-batch that only keeps ranks in step
+    if reference_N is not None and settings.kl_coef:
+        kl_N = torch.where(trained_N, kl_k3(current_N, reference_N), 0.0)
+        loss = loss + settings.kl_coef * (kl_N * tokens.weight_N).sum()
+    if settings.entropy_coef:
+        loss = loss - settings.entropy_coef * (torch.where(trained_N, entropy_N, 0.0) * tokens.weight_N).sum()
+
+    with torch.no_grad():
+        ratio_N = torch.exp(log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+        of_rl = {
+            "clip_share": _clipped(tokens.advantages_N, ratio_N, settings).to(ratio_N.dtype),
+            "ratio_mean": ratio_N,
+            "approx_kl": kl_k3(old_N, current_N),
+            "kl_behaviour": kl_k3(behaviour_N, current_N),
+            "importance_mean": importance_N,
+            "gap_mean": (old_N - behaviour_N).abs(),
+        }
+        sums = {name: torch.where(mask_N, value_N, 0.0).sum() for name, value_N in of_rl.items()}
+        sums["gap_max"] = torch.where(mask_N, of_rl["gap_mean"], 0.0).max()
+        sums["entropy"] = torch.where(trained_N, entropy_N, 0.0).sum()
+        if reference_N is not None:
+            sums["kl_reference"] = torch.where(trained_N, kl_k3(current_N, reference_N), 0.0).sum()
+    return loss, sums
+
+
+def _clipped(advantages_N: Tensor, ratio_N: Tensor, settings: LossSettings) -> Tensor:
+    """Where the clip bites: for cispo wherever the ratio is outside, else only where it stops the gradient."""
+    above_N, below_N = ratio_N > 1.0 + settings.clip_high, ratio_N < 1.0 - settings.clip_low
+    if settings.ratio == "cispo":
+        return above_N | below_N
+    return (above_N & (advantages_N > 0)) | (below_N & (advantages_N < 0))
