@@ -1,0 +1,66 @@
+"""What policies that sample tokens have in common: messages in, a completion with ids, log-probs and versions out."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from agentgym.config import Config
+from agentgym.policies.template import ChatTemplate
+from agentgym.policy import ContextOverflow, ServingPolicy, Session
+from agentgym.types import Completion, FinishReason, Prompt, Sampling
+
+
+class Sampled(NamedTuple):
+    """T sampled tokens."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+class TokenPolicy(ServingPolicy):
+    """A serving policy that renders its prompts itself; a subclass samples."""
+
+    def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None:
+        self.config = config
+        self.model = model
+        self.folder = folder
+        self.version = version
+        self.template = ChatTemplate(model, config.model.chat_template)
+
+    async def __call__(self, prompt: Prompt, *, session: Session, sampling: Sampling) -> Completion:
+        """Sample one completion and extend `session` by it.
+
+        Raises:
+            ContextOverflow: the prompt leaves no room for one token in `model.max_length`.
+            EngineError: the engine failed or took longer than `engine.request_timeout_s`.
+        """
+        prompt_ids = self.template.encode_prompt(session, prompt)
+        room = self.config.model.max_length - len(prompt_ids)
+        if room < 1:
+            raise ContextOverflow(f"{len(prompt_ids)} tokens leave no room in {self.config.model.max_length}")
+        began = time.monotonic()
+        capped = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        sampled = await self.sample(prompt_ids, capped)
+        completion = Completion(
+            prompt_ids=prompt_ids,
+            ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+            finish_reason=sampled.finish_reason,
+            message=self.template.decode_response(sampled.ids, prompt.tools),
+            temperature=sampling.temperature,
+            seconds=time.monotonic() - began,
+        )
+        self.template.advance(session, prompt, completion)
+        return completion
+
+    @abstractmethod
+    async def sample(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Sampled:
+        """Sample after `prompt_ids`, at most `sampling.max_tokens` tokens; cancelling the task frees the engine."""
