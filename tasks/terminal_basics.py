@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
-from agentgym.errors import TaskError, UsageError
+from agentgym.errors import UsageError
 from agentgym.registry import nearest
 from agentgym.task import TaskSet
 from agentgym.tasks import terminal_data, terminal_files, terminal_more, terminal_text
@@ -94,7 +94,10 @@ class TerminalBasics(TaskSet):
             if split_of(made.instruction) != split or made.instruction in seen:
                 misses += 1
                 if misses > MAX_MISSES:
-                    raise TaskError(f"{self.name}: {family} level {level} has only {index} {split} instances")
+                    raise UsageError(
+                        f"{self.name}: {family} level {level} has only {index} {split} instances: ask for fewer tasks, "
+                        "or for more families or levels"
+                    )
                 continue
             misses = 0
             seen.add(made.instruction)

@@ -57,6 +57,10 @@ class Draw:
         """A file name such as "river.txt"."""
         return f"{self.word()}.{extension}"
 
+    def folder(self) -> str:
+        """A directory such as "river", or one inside another such as "park/river"."""
+        return "/".join(self.words(self.number(1, 2)))
+
     def odd(self, extension: str = "") -> str:
         """A name with spaces and worse, such as "Red river (2).txt"."""
         name = self.pick(("{0} {1}", "{0} & {1}", "{0} ({2})", "{0}'s {1}", "{0} {1} {2}", "{0}  {1}"))

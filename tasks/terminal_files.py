@@ -102,7 +102,7 @@ def delete(draw: Draw, level: int) -> Instance:
             solution=[f"rm {name}"],
         )
     if level == 2:
-        folder = draw.word()
+        folder = draw.folder()
         return Instance(
             instruction=f"Delete the directory {folder} and everything in it.",
             files={
@@ -113,7 +113,7 @@ def delete(draw: Draw, level: int) -> Instance:
             expect=[absent(folder)],
             solution=[f"rm -r {folder}"],
         )
-    root = draw.word()
+    root = draw.folder()
     if level == 3:
         folders = draw.tree(root, 4)
         doomed, kept = draw.scatter(folders, 5, "tmp"), draw.scatter(folders, 5, "txt")
@@ -170,7 +170,7 @@ def rename(draw: Draw, level: int) -> Instance:
             expect=[absent(f"{path}.{old}") for path in made] + [text(f"{path}.{new}", made[path]) for path in made],
             solution=[f'cd {folder} && for f in *.{old}; do mv "$f" "${{f%.{old}}}.{new}"; done'],
         )
-    root = draw.word()
+    root = draw.folder()
     folders = draw.tree(root, 6)
     odd = [f"{folder}/{draw.word().capitalize()} {draw.word()} {draw.number(2, 9)}.txt" for folder in folders * 2]
     plain = draw.scatter(folders, 8, "txt")

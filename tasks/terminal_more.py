@@ -85,7 +85,7 @@ def permissions(draw: Draw, level: int) -> Instance:
             expect=[mode(name, bits)],
             solution=[f"chmod {change} {name}"],
         )
-    root = draw.word()
+    root = draw.folder()
     folders = draw.tree(root, 4 if level == 3 else 7, odd=level == 4)
     n = 5 if level == 3 else 12
     scripts, others = draw.scatter(folders, n, "sh", odd=level == 4), draw.scatter(folders, n, "txt", odd=level == 4)
