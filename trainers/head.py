@@ -130,6 +130,8 @@ class TokenScorer(nn.Module):
         temperature_N: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """The token `target_N` is predicted from position `source_N` of the flattened B x T."""
+        if mask_B1TT is not None:  # attention misreads a mask of another type than its own
+            mask_B1TT = mask_B1TT.to(torch.bfloat16 if self.bf16 else self.model.dtype)
         with torch.autocast(ids_BT.device.type, dtype=torch.bfloat16, enabled=self.bf16):
             hidden_BTD = self.model.base_model(
                 input_ids=ids_BT, position_ids=position_BT, attention_mask=mask_B1TT, use_cache=False

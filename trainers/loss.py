@@ -151,9 +151,10 @@ def policy_loss(
     importance_N = truncated_importance(old_N, behaviour_N, settings.importance_cap)
     loss = (torch.where(mask_N, loss_N * importance_N, 0.0) * tokens.rl_weight_N).sum()
     trained_N = tokens.weight_N > 0  # false everywhere in a micro-batch that only keeps ranks in step
-    if reference_N is not None and settings.kl_coef:
-        kl_N = torch.where(trained_N, kl_k3(current_N, reference_N), 0.0)
-        loss = loss + settings.kl_coef * (kl_N * tokens.weight_N).sum()
+    if reference_N is not None:
+        # selected before the arithmetic: a gradient through `where` would still meet 0 * nan behind it
+        reference_N = torch.where(trained_N, reference_N, current_N.detach())
+        loss = loss + settings.kl_coef * (kl_k3(current_N, reference_N) * tokens.weight_N).sum()
     if settings.entropy_coef:
         loss = loss - settings.entropy_coef * (torch.where(trained_N, entropy_N, 0.0) * tokens.weight_N).sum()
 
@@ -171,7 +172,7 @@ def policy_loss(
         sums["gap_max"] = torch.where(mask_N, of_rl["gap_mean"], 0.0).max()
         sums["entropy"] = torch.where(trained_N, entropy_N, 0.0).sum()
         if reference_N is not None:
-            sums["kl_reference"] = torch.where(trained_N, kl_k3(current_N, reference_N), 0.0).sum()
+            sums["kl_reference"] = kl_k3(current_N, reference_N).sum()
     return loss, sums
 
 
