@@ -1,11 +1,14 @@
 """agentgym: train language-model agents by reinforcement learning in real environments.
 
-Importing this package loads none of torch, vllm, deepspeed, docker or playwright.
+Importing this package loads none of torch, vllm, deepspeed, docker or playwright. It registers
+"agentgym/Terminal-v0" with Gymnasium, which since its version 1.0 looks for no plug-ins by itself.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import gymnasium
 
 from agentgym.env import Env
 from agentgym.policy import Policy, ServingPolicy, Session
@@ -22,6 +25,8 @@ register = ENVIRONMENTS.register
 make = ENVIRONMENTS.make
 register_tasks = TASK_SETS.register
 make_tasks = TASK_SETS.make
+
+gymnasium.register(id="agentgym/Terminal-v0", entry_point="agentgym.environments.adapter:GymEnv")
 
 __all__ = [
     "Completion", "Env", "Message", "Observation", "Policy", "Prompt", "Sampling", "ServingPolicy", "Session",

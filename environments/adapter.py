@@ -1,0 +1,260 @@
+"""Gymnasium, both ways: any Env as a `gymnasium.Env`, and any `gymnasium.Env` whose play is text as an Env."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Text
+
+from agentgym.env import Env, Info
+from agentgym.errors import UsageError
+from agentgym.registry import ENVIRONMENTS, TASK_SETS
+from agentgym.types import Message, Observation, StepResult, Task
+
+MAX_OBSERVATION = 1 << 16  # characters
+MAX_ACTION = 1 << 20
+PRINTABLE = [*map(chr, range(32, 127)), "\n"]
+SAMPLE_LENGTH = 64
+
+T = TypeVar("T")
+
+
+class _Unicode(Sequence[str]):
+    """All of Unicode's characters, each at its code point, without holding them."""
+
+    def __len__(self) -> int:
+        return sys.maxunicode + 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return chr(index)
+
+    def __contains__(self, character: object) -> bool:
+        return isinstance(character, str) and len(character) == 1
+
+
+UNICODE = _Unicode()
+
+
+class AnyText(Text):
+    """Every text up to `max_length` characters; samples are short and printable.
+
+    Gymnasium's own `Text` keeps its characters in a set and a dict, which for all of Unicode takes 200 MB a space.
+    """
+
+    def __init__(self, max_length: int, seed: Any = None) -> None:
+        super().__init__(max_length, min_length=0, charset=" ", seed=seed)
+
+    character_set = character_list = property(lambda self: UNICODE)  # type: ignore[assignment]
+
+    def character_index(self, char: str) -> np.int32:
+        return np.int32(ord(char))
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and len(x) <= self.max_length
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        length = self.np_random.integers(0, min(SAMPLE_LENGTH, self.max_length) + 1)
+        return "".join(self.np_random.choice(PRINTABLE, size=length))
+
+    def __repr__(self) -> str:
+        return f"AnyText({self.max_length})"
+
+
+class GymEnv(gymnasium.Env[str, str]):
+    """An Env as a `gymnasium.Env`: text in, text out, its event loop in a thread of its own.
+
+    Args:
+        env: an Env, or the name of a registered one made with `env_options`.
+        task: a Task, an index into the training split of `tasks`, or None for its first.
+        tasks: a task set's name, for the index.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium's own declaration
+
+    def __init__(
+        self,
+        env: Env | str = "terminal",
+        task: Task | int | None = None,
+        tasks: str = "terminal/basics",
+        **env_options: Any,
+    ) -> None:
+        self.env: Env = ENVIRONMENTS.make(env, **env_options) if isinstance(env, str) else env
+        self.task = task if isinstance(task, Task) else _task_at(tasks, task or 0)
+        self.observation_space = AnyText(MAX_OBSERVATION)
+        self.action_space = AnyText(MAX_ACTION)
+        self._loop: _LoopThread | None = None
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:
+        """Begin an episode; `options["task"]` replaces the task (a Task)."""
+        super().reset(seed=seed)
+        options = {"task": self.task, **(options or {})}
+        observation, info = self._run(self.env.reset(seed=seed, options=options))
+        return as_text(observation), info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        observation, reward, terminated, truncated, info = self._run(
+            self.env.step(Message(role="assistant", content=str(action)))
+        )
+        return as_text(observation), float(reward), terminated, truncated, info
+
+    def close(self) -> None:
+        """Free everything; safe to call twice."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            try:
+                loop.run(self.env.close())
+            finally:
+                loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            self._loop = _LoopThread()
+        return self._loop.run(work)
+
+
+class FromGymnasium(Env):
+    """A `gymnasium.Env` as an Env: observations become text, and the policy's message an action.
+
+    The environment runs in a thread of its own, so that it may block. An unusable message is answered with what is
+    wanted and costs nothing but the turn.
+
+    Args:
+        env: the environment, an id for `gymnasium.make`, or a function that makes it.
+        to_text: observation to text; by default text as it is, anything else as JSON.
+        to_action: message to action, raising ValueError if that cannot be; by default by the action space: text as
+            it is, a number for Discrete, a JSON list for arrays.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any] | str | Callable[[], gymnasium.Env[Any, Any]],
+        *,
+        to_text: Callable[[Any], str] | None = None,
+        to_action: Callable[[str], Any] | None = None,
+    ) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
+        make = functools.partial(gymnasium.make, env) if isinstance(env, str) else env
+        self.gym: gymnasium.Env[Any, Any] = (
+            make if isinstance(make, gymnasium.Env) else self.thread.submit(make).result()
+        )
+        self.to_text = to_text or to_json
+        self.to_action = to_action or functools.partial(parse_action, self.gym.action_space)
+        self.closed = False
+
+    async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
+        given = dict(options or {})
+        task = given.pop("task", None)
+        observation, info = await self._call(lambda: self._read(self.gym.reset(seed=seed, options=given or None)))
+        said = [task.instruction] if isinstance(task, Task) and task.instruction else []
+        return _user("\n".join([*said, observation])), plain(info)
+
+    async def step(self, action: Message) -> StepResult:
+        try:
+            chosen = self.to_action(action.content)
+        except ValueError as error:
+            return StepResult(_user(f"Not understood: {error}"), 0.0, False, False, {"parse_error": str(error)})
+        observation, reward, terminated, truncated, info = await self._call(lambda: self._read(self.gym.step(chosen)))
+        value = float(np.asarray(reward, dtype=np.float64).reshape(-1).sum())
+        return StepResult(_user(observation), value, bool(terminated), bool(truncated), plain(info))
+
+    async def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            await self._call(self.gym.close)
+            self.thread.shutdown(wait=False)
+
+    def _read(self, came: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Text at once, in the environment's thread: it may reuse its buffers."""
+        return self.to_text(came[0]), *came[1:]
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+
+
+class _LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="agentgym-env", daemon=True)
+        self.thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end and return what it returns."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C in the caller: end the work too
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End the thread."""
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+def as_text(observation: Observation) -> str:
+    """The messages of an observation as one text."""
+    return "\n\n".join(message.content for message in observation.messages)
+
+
+def to_json(observation: Any) -> str:
+    """Text as it is, anything else as JSON."""
+    return observation if isinstance(observation, str) else json.dumps(plain(observation))
+
+
+def plain(value: Any) -> Any:
+    """`value` as plain data: arrays become lists, and what cannot be data its `str`."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+
+def parse_action(space: gymnasium.Space[Any], text: str) -> Any:
+    """The action of `space` that `text` names. Raises ValueError saying what is wanted."""
+    if isinstance(space, Text):
+        action: Any = text
+    else:
+        try:
+            action = json.loads(text.strip())
+        except ValueError:
+            raise ValueError(f"answer with an action of {space} as JSON and nothing else") from None
+        if isinstance(action, list):
+            action = np.asarray(action, dtype=space.dtype)
+        elif type(action) is int and isinstance(space, gymnasium.spaces.Discrete):
+            action = np.int64(action)
+    if not space.contains(action):
+        raise ValueError(f"{text.strip()[:80]!r} is not an action of {space}")
+    return action
+
+
+@functools.cache
+def _train_tasks(tasks: str) -> Any:
+    return TASK_SETS.make(tasks).tasks("train")
+
+
+def _task_at(tasks: str, index: int) -> Task:
+    listed = _train_tasks(tasks)
+    if not 0 <= index < len(listed):
+        raise UsageError(f"task {index}: {tasks!r} has {len(listed)} training tasks")
+    return listed[index]
+
+
+def _user(text: str) -> Observation:
+    return Observation(messages=(Message(role="user", content=text),))
