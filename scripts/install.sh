@@ -28,17 +28,18 @@ has_gpu() { command -v nvidia-smi >/dev/null && [[ -n "$(nvidia-smi -L 2>/dev/nu
 
 # Runs a command with its output in the log and one line of progress; shows the log's end if it fails.
 step() {
-    local number=$1 label=$2 last shown=0
+    local number=$1 label=$2 last next=$((SECONDS + 15))
     shift 2
     printf '[%s/%s] %s\n' "$number" "$steps" "$label"
     "$@" >>"$log" 2>&1 &
     child=$!
     while kill -0 "$child" 2>/dev/null; do
-        sleep 1
+        sleep 0.2
         last=$(grep -E '^ *(Collecting|Downloading|Building|Installing|Processing)' "$log" | tail -n 1 | cut -c1-70 || true)
         if [[ -t 1 ]]; then
             printf '\r\033[K      %4ds  %s' $((SECONDS - started)) "$last"
-        elif ((++shown % 15 == 0)); then
+        elif ((SECONDS >= next)); then
+            next=$((SECONDS + 15))
             printf '      %4ds  %s\n' $((SECONDS - started)) "$last"
         fi
     done
@@ -49,12 +50,13 @@ step() {
     fi
 }
 
-pip() { "$venv/bin/python" -m pip --no-input --disable-pip-version-check "$@"; }
+# Steps run in a subshell of their own: with exec, pip takes its place and its signals.
+pip() { exec "$venv/bin/python" -m pip --no-input --disable-pip-version-check "$@"; }
 
 # PyTorch's CPU builds lie on its own index. A machine that cannot reach it relies on what pip is configured with.
 install_torch() {
     local index=https://download.pytorch.org/whl/cpu
-    "$venv/bin/python" - "$index/torch/" <<'PY' || { echo "$index is out of reach: going on without it"; return 0; }
+    timeout 5 "$venv/bin/python" - "$index/torch/" 2>/dev/null <<'PY' || { echo "$index is out of reach: going on without it"; return 0; }
 import sys, urllib.request
 urllib.request.urlopen(sys.argv[1], timeout=5).close()
 PY
@@ -82,7 +84,7 @@ fi
 touch "$venv/.installing"
 : >"$log"
 child=
-trap '[[ -z $child ]] || kill "$child" 2>/dev/null; exit 130' INT TERM
+trap '[[ -z $child ]] || kill "$child" 2>/dev/null; exit 130' INT TERM HUP
 
 echo "installing into $venv with $("$python" --version), $device builds (2 to 4 minutes; log: $log)"
 step 1 "pip" pip install --upgrade 'pip>=25'

@@ -3,6 +3,7 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -150,19 +151,11 @@ def wheel(tmp_path_factory) -> Path:
     """A wheel built from a copy of the tree, so that nothing is left in it."""
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        source, target = ROOT / name, copy / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_symlink():
-            target.symlink_to(source.readlink())
-        elif source.exists():
-            target.write_bytes(source.read_bytes())
+    unbuilt = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in ("agentgym", *ROOMS):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=unbuilt)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*command, "--wheel-dir", str(folder), str(copy)], check=True, timeout=110, capture_output=True)
     return next(folder.glob("*.whl"))
