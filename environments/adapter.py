@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
+from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Text
+from gymnasium.vector.utils import create_shared_memory
 
 from agentgym.env import Env, Info
 from agentgym.errors import UsageError
@@ -22,26 +23,10 @@ from agentgym.types import Message, Observation, StepResult, Task
 
 MAX_OBSERVATION = 1 << 16  # characters
 MAX_ACTION = 1 << 20
-PRINTABLE = [*map(chr, range(32, 127)), "\n"]
+PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
 SAMPLE_LENGTH = 64
 
 T = TypeVar("T")
-
-
-class _Unicode(Sequence[str]):
-    """All of Unicode's characters, each at its code point, without holding them."""
-
-    def __len__(self) -> int:
-        return sys.maxunicode + 1
-
-    def __getitem__(self, index: Any) -> Any:
-        return chr(index)
-
-    def __contains__(self, character: object) -> bool:
-        return isinstance(character, str) and len(character) == 1
-
-
-UNICODE = _Unicode()
 
 
 class AnyText(Text):
@@ -51,22 +36,26 @@ class AnyText(Text):
     """
 
     def __init__(self, max_length: int, seed: Any = None) -> None:
-        super().__init__(max_length, min_length=0, charset=" ", seed=seed)
-
-    character_set = character_list = property(lambda self: UNICODE)  # type: ignore[assignment]
-
-    def character_index(self, char: str) -> np.int32:
-        return np.int32(ord(char))
+        super().__init__(max_length, min_length=0, charset=PRINTABLE, seed=seed)
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         length = self.np_random.integers(0, min(SAMPLE_LENGTH, self.max_length) + 1)
-        return "".join(self.np_random.choice(PRINTABLE, size=length))
+        return "".join(self.np_random.choice(list(PRINTABLE), size=length))
 
     def __repr__(self) -> str:
         return f"AnyText({self.max_length})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AnyText) and self.max_length == other.max_length
+
+
+@create_shared_memory.register(AnyText)
+def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
+    """Refuse: AsyncVectorEnv reads shared text once and never again, and says then what to do."""
+    raise CustomSpaceError("text observations need shared_memory=False")
 
 
 class GymEnv(gymnasium.Env[str, str]):
