@@ -44,10 +44,7 @@ class VLLMPolicy(TokenPolicy):
         """
         try:
             await self.server.start(progress)
-            timeout = aiohttp.ClientTimeout(total=self.config.engine.request_timeout_s)
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), headers=self.server.headers, timeout=timeout
-            )
+            self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=self.server.headers)
             await self._post("/update_weight_version", {"new_version": str(self.version)})
             progress("vLLM: first tokens")
             await self.sample((0,), Sampling(max_tokens=2))
@@ -119,16 +116,18 @@ class VLLMPolicy(TokenPolicy):
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """POST to the server; tries again only where nobody can have the answer."""
+        limit = self.config.engine.request_timeout_s
         for attempt in range(CONNECT_TRIES):
             if self._http is None or not self.server.running:
                 raise self.server.failure("vLLM is not running")
             try:
-                async with self._http.post(self.server.url + path, json=body) as response:
+                async with self._http.post(
+                    self.server.url + path, json=body, timeout=aiohttp.ClientTimeout(total=limit)
+                ) as response:
                     if response.status != 200:
                         raise EngineError(f"vLLM: {path}: {response.status} {(await response.text())[:300]}")
                     return await response.json()
             except TimeoutError:
-                limit = self.config.engine.request_timeout_s
                 raise EngineError(f"vLLM: {path} took longer than engine.request_timeout_s={limit:g} s") from None
             except UNANSWERED as error:
                 if attempt == CONNECT_TRIES - 1:
