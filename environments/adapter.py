@@ -222,13 +222,11 @@ def parse_action(space: gymnasium.Space[Any], text: str) -> Any:
     else:
         try:
             action = json.loads(text.strip())
-        except ValueError:
+            if isinstance(action, list | int | float) and not isinstance(action, bool):
+                action = np.asarray(action).astype(space.dtype or float, casting="same_kind")[()]
+        except (ValueError, TypeError, OverflowError, RecursionError):
             raise ValueError(f"answer with an action of {space} as JSON and nothing else") from None
-        if isinstance(action, list):
-            action = np.asarray(action, dtype=space.dtype)
-        elif type(action) is int and isinstance(space, gymnasium.spaces.Discrete):
-            action = np.int64(action)
-    if not space.contains(action):
+    if isinstance(action, bool) or not space.contains(action):
         raise ValueError(f"{text.strip()[:80]!r} is not an action of {space}")
     return action
 

@@ -200,5 +200,5 @@ async def _put(sandbox: Sandbox, path: str, what: dict[str, Any]) -> None:
     elif "link" in what:
         await sandbox.link(path, what["link"])
     else:
-        content = base64.b64decode(what["base64"]) if "base64" in what else what["text"].encode()
+        content = base64.b64decode(what["base64"], validate=True) if "base64" in what else what["text"].encode()
         await sandbox.write(path, content, int(what.get("mode", "644"), 8))

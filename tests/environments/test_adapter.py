@@ -1,0 +1,144 @@
+import subprocess
+import sys
+import threading
+import warnings
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.utils.env_checker import check_env
+
+import agentgym
+from agentgym.environments.adapter import AnyText, FromGymnasium, GymEnv, parse_action
+from agentgym.environments.blocks import block
+from agentgym.errors import UsageError
+from agentgym.types import Message, Task
+
+TASK = Task(
+    id="t",
+    env="terminal",
+    instruction="Make f.",
+    data={"expect": [{"kind": "text", "path": "f", "text": "é"}], "solution": ["echo é > f"]},
+)
+
+
+def test_gymnasiums_own_check_is_clean() -> None:
+    env = gymnasium.make("agentgym/Terminal-v0", task=TASK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+    env.close()
+    env.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "agentgym-env"]
+
+
+def test_the_registered_env_is_played_with_text() -> None:
+    env = gymnasium.make("agentgym/Terminal-v0", task=TASK, max_steps=1)
+    observation, info = env.reset(seed=1)
+    assert observation.endswith("\n\nMake f.") and info["task"] == "t"
+    observation, reward, terminated, truncated, _ = env.step(block("echo é > f; cat f"))
+    assert (observation, reward, terminated, truncated) == ("(exit 0)\né", 1.0, True, False)
+    env.close()
+
+
+def test_the_default_task_is_the_first_of_the_training_split() -> None:
+    first, third = GymEnv(), GymEnv(task=2)
+    tasks = agentgym.make_tasks("terminal/basics").tasks("train")
+    assert (first.task, third.task) == (tasks[0], tasks[2])
+    with pytest.raises(UsageError, match="2048 training tasks"):
+        GymEnv(task=2048)
+
+
+def test_importing_agentgym_registers_it_and_stays_light() -> None:
+    script = (
+        "import sys, gymnasium, agentgym\n"
+        "env = gymnasium.make('agentgym/Terminal-v0')\n"
+        "env.reset(seed=0); env.close()\n"
+        "print(sorted({'torch', 'vllm', 'transformers', 'deepspeed', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.replace("plain sandbox", "")) == (0, "[]\n", done.stderr)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_vector_environments(mode: str) -> None:
+    kwargs = {"shared_memory": False} if mode == "async" else {}
+    env = gymnasium.make_vec(
+        "agentgym/Terminal-v0", num_envs=2, vectorization_mode=mode, vector_kwargs=kwargs, task=TASK, max_steps=1
+    )
+    env.reset(seed=1)
+    observations, rewards, terminated, _, _ = env.step([block("echo é > f; cat f"), "no"])
+    env.close()
+    assert observations[0] == "(exit 0)\né" and rewards.tolist() == [1.0, 0.0] and terminated.tolist() == [True, True]
+
+
+def test_shared_memory_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        gymnasium.make_vec("agentgym/Terminal-v0", num_envs=1, vectorization_mode="async", task=TASK)
+
+
+def test_any_text_is_in_the_space_and_samples_are_too() -> None:
+    space = AnyText(100, seed=1)
+    assert "a\n\t€😀\0" in space and "" in space and "a" * 101 not in space and 3 not in space
+    samples = [space.sample() for _ in range(20)]
+    assert len(set(samples)) > 10 and all(sample in space for sample in samples)
+    assert space == AnyText(100) and space != AnyText(99)
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Counts up by the action in one buffer that it reuses; rewards with an array of shape (1,)."""
+
+    observation_space = Box(0, 100, (1,), np.int64)
+    action_space = Discrete(3)
+
+    def __init__(self) -> None:
+        self.buffer = np.zeros(1, np.int64)
+        self.threads: set[str] = set()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.buffer[:] = 0
+        return self.buffer, {"array": np.arange(2), "odd": object}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.threads.add(threading.current_thread().name)
+        self.buffer += action
+        return self.buffer, np.array([1.5]), bool(self.buffer[0] > 2), False, {"value": np.float32(2)}
+
+
+async def test_a_plain_gymnasium_env_is_played_with_messages() -> None:
+    counter = Counter()
+    env = FromGymnasium(counter)
+    observation, info = await env.reset(seed=1, options={"task": TASK})
+    assert observation.messages[0].content == "Make f.\n[0]"
+    assert info == {"array": [0, 1], "odd": "<class 'object'>"}
+    bad = await env.step(Message(role="assistant", content="up"))
+    assert (bad.reward, bad.terminated) == (0.0, False) and "Discrete(3)" in bad.info["parse_error"]
+    first = await env.step(Message(role="assistant", content=" 1 "))
+    second = await env.step(Message(role="assistant", content="2"))
+    assert [one.observation.messages[0].content for one in (first, second)] == ["[1]", "[3]"]
+    assert (first.reward, first.terminated, second.terminated, first.info) == (1.5, False, True, {"value": 2.0})
+    assert len(counter.threads) == 1 and threading.current_thread().name not in counter.threads
+    await env.close()
+    await env.close()
+
+
+async def test_an_id_of_gymnasium_will_do() -> None:
+    env = FromGymnasium("CartPole-v1")
+    first, _ = await env.reset(seed=3)
+    again, _ = await env.reset(seed=3)
+    assert first == again and first.messages[0].content.startswith("[")
+    assert (await env.step(Message(role="assistant", content="1"))).reward == 1.0
+    await env.close()
+
+
+def test_actions_are_parsed_by_their_space() -> None:
+    assert parse_action(AnyText(10), "hi") == "hi"
+    assert parse_action(Discrete(3), "2") == 2
+    assert parse_action(MultiDiscrete([2, 3]), "[1, 2]").tolist() == [1, 2]
+    for space, text in ((Discrete(3), "3"), (Discrete(3), "1.5"), (Discrete(3), "[" * 99999), (Discrete(3), "true"), (Discrete(3), "[1]"), (Box(0, 1, (2,)), "[0.5]"),
+                        (Box(0, 1, (2,)), '["a", 1]'), (Discrete(3), '{"a": 1}')):  # fmt: skip
+        with pytest.raises(ValueError, match="action"):
+            parse_action(space, text)
