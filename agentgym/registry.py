@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
@@ -51,9 +52,10 @@ class Registry:
         """Make `name` with its keyword arguments."""
         factory = self.load(name)
         try:
-            return factory(**kwargs)
+            inspect.signature(factory).bind(**kwargs)
         except TypeError as error:
             raise UsageError(f"{self.kind} {name!r} cannot be made with {sorted(kwargs)}: {error}") from error
+        return factory(**kwargs)
 
     def _scan(self) -> None:
         if not self._scanned:

@@ -14,6 +14,9 @@ from agentgym.errors import UsageError
 from agentgym.evaluate import Evaluation
 from agentgym.report import write_report
 from agentgym.run import Run, read_json, write_text
+from agentgym.types import Trajectory
+
+STAGES = {"base": "base model", "before": "before RL (after the warm start)", "after": "after RL"}
 
 
 def evaluations_of(run: Run) -> dict[str, Evaluation]:
@@ -55,8 +58,21 @@ def write_result(run: Run) -> dict[str, Any]:
         result["families"] = _families(found)
     result |= {"stages": run.progress.get("stages", {}), "seconds": run.seconds}
     write_text(run.folder / "result.json", json.dumps(result, indent=1))
-    write_report(run.folder)
+    write_report(run.folder, examples=_examples(run))
     return result
+
+
+def _examples(run: Run) -> dict[str, list[Trajectory]]:
+    """The same few held-out tasks before and after, one of each family."""
+    shown: dict[str, list[Trajectory]] = {}
+    for stage, label in STAGES.items():
+        found: dict[str, Trajectory] = {}
+        for trajectory in run.store.trajectories(stage=f"eval-{stage}"):
+            task = run.store.task(trajectory.task_id)
+            found.setdefault(task.family if task else "", trajectory)
+        if found:
+            shown[label] = [found[family] for family in sorted(found)]
+    return shown
 
 
 def _families(found: dict[str, Evaluation]) -> dict[str, dict[str, float]]:
@@ -69,8 +85,7 @@ def result_table(result: dict[str, Any]) -> Table:
     table = Table(title=f"Held-out success: {result['n_tasks']} tasks, {result['attempts']} attempts each")
     for column in ("", "success", "95% interval", "p-value"):
         table.add_column(column, justify="left" if not column else "right")
-    labels = {"base": "base model", "before": "before RL (after the warm start)", "after": "after RL"}
-    for stage, label in labels.items():
+    for stage, label in STAGES.items():
         table.add_row(label, f"{result[f'success_{stage}']:.1%}", _interval(result[f"interval_{stage}"]), "")
     table.add_section()
     rows = {
