@@ -14,9 +14,10 @@ from agentgym.errors import EngineError
 from agentgym.policies.serving import Sampled, TokenPolicy
 from agentgym.policies.vllm_server import VLLMServer
 from agentgym.policies.weights import check_fit, shapes, weight_files
-from agentgym.types import Sampling
+from agentgym.types import FinishReason, Sampling
 
 CONNECT_TRIES = 3
+FINISH: dict[str, FinishReason] = {"length": "length", "abort": "abort"}
 # The request did not reach the server, or the server hung up before it said a word: nobody has the answer.
 UNANSWERED = (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError)
 
@@ -61,7 +62,8 @@ class VLLMPolicy(TokenPolicy):
         for span in choice["weight_versions"] or ():
             versions += [int(span["version"])] * (span["end"] - span["start"])
         logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"] or ())
-        sampled = Sampled(tuple(choice["token_ids"]), logprobs, tuple(versions), choice["finish_reason"])
+        reason = FINISH.get(choice["finish_reason"], "stop")
+        sampled = Sampled(tuple(choice["token_ids"]), logprobs, tuple(versions), reason)
         if not len(sampled.ids) == len(logprobs) == len(versions):
             raise EngineError(f"vLLM gave {len(sampled.ids)} ids, {len(logprobs)} log-probs, {len(versions)} versions")
         return sampled
@@ -77,6 +79,14 @@ class VLLMPolicy(TokenPolicy):
             EngineError: the engine failed.
         """
         check_fit(directory, self._shapes)
+        update = asyncio.create_task(self._update(directory, version))
+        try:
+            await asyncio.shield(update)
+        except asyncio.CancelledError:  # half an update would leave tokens with the wrong version
+            await asyncio.wait([update])
+            raise
+
+    async def _update(self, directory: Path, version: int) -> None:
         async with self._updating:
             await self._post("/pause?mode=keep&clear_cache=false")
             try:

@@ -24,6 +24,7 @@ from agentgym.policies.vllm_plugin import BACKEND, RequireKey
 Progress = Callable[[str], None]
 TRIES = 3  # free ports that may be taken between choosing and binding
 TAIL_LINES = 15
+PREFILL_TOKENS = 4096  # of one scheduling step on a CPU
 STOP_S = 15.0
 IN_USE = "address already in use"
 LOG_LINE = re.compile(r"(?:INFO|WARNING|ERROR) \d\d-\d\d [\d:]+ \[[^\]]*\] (.+)")
@@ -153,9 +154,15 @@ def command(config: Config, model: Path, port: int) -> list[str]:
     }  # fmt: skip
     if on_cpu():
         given["--kv-cache-memory-bytes"] = str(int(engine.kv_cache_gib * 2**30))
+        given["--max-num-batched-tokens"] = str(max(config.model.max_length, PREFILL_TOKENS))
     else:
         given["--gpu-memory-utilization"] = str(engine.gpu_memory)
     flags = ["--enable-scale-out", "--disable-uvicorn-access-log", *(["--enforce-eager"] if engine.eager else [])]
+    if on_cpu():  # a prompt computed in parts rewinds its request's seed, which kills the engine on a CPU
+        budget = max(config.model.max_length + engine.max_num_seqs, 2048)
+        flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
+    if on_cpu():  # half a prompt and a seed end the engine there: it rewinds the generator, which CPU generators refuse
+        flags.append("--no-enable-chunked-prefill")
     pairs = [part for pair in given.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *engine.args]
 

@@ -226,6 +226,16 @@ async def test_updates_under_load_lose_nothing(policy, folders):
     assert any(completion.mixed for completion in completions)
 
 
+async def test_many_long_prompts_at_once_keep_their_seeds(policy):
+    def long(seed):
+        prompt = Prompt(ids=(1, *((50 + seed + step) % 200 for step in range(400))))
+        return policy(prompt, session=Session("s"), sampling=Sampling(seed=seed, max_tokens=8))
+
+    together = await asyncio.gather(*[long(seed) for seed in range(16)])
+    assert max(gap(policy, completion) for completion in together) < 1e-3
+    assert (await long(15)).ids == together[15].ids
+
+
 async def test_requests_begun_while_weights_change_wait_for_the_new_ones(policy, folders):
     load = [asyncio.create_task(ask(policy, seed=n, max_tokens=300)) for n in range(4)]
     await asyncio.sleep(0.1)
@@ -236,6 +246,16 @@ async def test_requests_begun_while_weights_change_wait_for_the_new_ones(policy,
     assert set(after.versions) == {policy.version}
     for completion in await asyncio.gather(*load, *during):
         assert gap(policy, completion) < 1e-3
+
+
+async def test_a_cancelled_update_is_whole(policy, folders):
+    policy.served[policy.version + 1] = folders[2]
+    update = asyncio.create_task(policy.update_weights(folders[2], policy.version + 1))
+    await asyncio.sleep(0.03)
+    update.cancel()
+    await asyncio.gather(update, return_exceptions=True)
+    for seed in range(2):
+        assert gap(policy, await ask(policy, seed=seed)) < 1e-3
 
 
 async def test_weights_of_another_model_leave_the_old_ones_serving(policy, folders, tmp_path):
