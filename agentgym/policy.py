@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agentgym.types import Completion, Message, Prompt, Sampling, Task, ToolSpec
 
@@ -47,6 +47,16 @@ class Policy(ABC):
 
     async def close(self) -> None:
         """Free everything; safe to call twice."""
+
+
+class PolicyAddress(Struct, frozen=True, kw_only=True):
+    """How another process reaches a policy that serves: what to make there, with plain keyword arguments.
+
+    The arguments may hold a key: an address travels over pipes only, and is never logged or stored.
+    """
+
+    factory: str  # "module:Class" of a Policy
+    options: dict[str, Any] = {}
 
 
 class ServingPolicy(Policy):

@@ -39,7 +39,7 @@ print(2 * 2048 * 576 * 1536 / best)
 async def measure(folder: Path) -> dict[str, Any]:
     """One batch of GRPO shape, learned `STEPS` times."""
     config = load_config("quickstart", [f"dir={folder}", "trainer.learning_rate=1e-9"])
-    rate = float(subprocess.run([sys.executable, "-c", MATMUL], capture_output=True, text=True, check=True).stdout)
+    rate = matmul_rate()
     learner = LearnerProcess(config, model=resolve_model(config.model.path), folder=folder)
     try:
         await learner.start()
@@ -61,6 +61,11 @@ async def measure(folder: Path) -> dict[str, Any]:
         "matmul_tflops": rate / 1e12,
         "batch": f"{GROUPS} groups of {MEMBERS}, prompts of {PROMPT} and responses of {RESPONSE} tokens",
     }
+
+
+def matmul_rate() -> float:
+    """Floating-point operations per second of bf16 matrix products, in a process of its own."""
+    return float(subprocess.run([sys.executable, "-c", MATMUL], capture_output=True, text=True, check=True).stdout)
 
 
 def _batch(rng: np.random.Generator) -> list[ScoredSample]:
