@@ -67,7 +67,7 @@ class GymEnv(gymnasium.Env[str, str]):
         tasks: a task set's name, for the index.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  Gymnasium's own declaration
+    metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
         self,
