@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentgym.types import Completion, Prompt, Sampling, Struct, Task
+from agentgym.types import Completion, Message, Prompt, Sampling, Struct, Task, ToolSpec
 
 if TYPE_CHECKING:
     from agentgym.config import Config
