@@ -1,7 +1,7 @@
 """Log-probs of given tokens from hidden states, without ever holding the logits of a whole batch.
 
-Only the N trained positions reach the head, and those in chunks: forward keeps two numbers per token, backward
-computes each chunk's logits again.
+Only the N trained positions reach the head, and the vocabulary V is taken in chunks: forward keeps two numbers per
+token, backward computes each chunk's logits again.
 """
 
 from __future__ import annotations
@@ -13,65 +13,75 @@ from torch import Tensor, nn
 
 from agentgym.errors import UsageError
 
-CHUNK_LOGITS = 2**24  # logits at once: 64 MiB in float32
+CHUNK_LOGITS = 2**22  # logits at once: 16 MiB in float32, which caches hold
+MIN_CHUNK = 1024  # columns: less is slow
 RESCALED = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # heads that do more than a matrix product
 
 
 class TokenLogprobs(torch.autograd.Function):
     """Log-probs and entropies (both N, float32) of `target_N` under softmax(hidden @ weight.T).
 
-    Matrix products run in `dtype`, the softmax in float32 (float64 if `dtype` is). With z = hidden @ weight.T,
-    d logprob / dz = onehot - p and d entropy / dz = -p (log p + entropy).
+    Matrix products run in the type of `hidden` and `weight`, all else in float32 (float64 if they are). With
+    z = hidden @ weight.T, d logprob / dz = onehot - p and d entropy / dz = -p (log p + entropy).
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """Chunk by chunk; keeps two numbers per token beside its inputs."""
-        wide = torch.promote_types(dtype, torch.float32)
-        hidden, weight = hidden_ND.to(dtype), weight_VD.to(dtype)
-        logprob_N, entropy_N, normaliser_N = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(3))
-        for part in _chunks(len(hidden), len(weight)):
-            logits = (hidden[part] @ weight.T).to(wide)
-            p = torch.softmax(logits, -1)
-            highest = logits.max(-1, keepdim=True)  # the likeliest token's p cannot underflow
-            normaliser_N[part] = (highest.values - p.gather(-1, highest.indices).log())[:, 0]
-            logprob_N[part] = logits.gather(-1, target_N[part, None])[:, 0] - normaliser_N[part]
-            entropy_N[part] = normaliser_N[part] - torch.linalg.vecdot(p, logits)
-        ctx.save_for_backward(hidden, weight, target_N, normaliser_N, entropy_N)
-        ctx.dtypes = (hidden_ND.dtype, weight_VD.dtype)
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Chunk by chunk: the running maximum of z, sum of e = exp(z - maximum) and sum of e (z - maximum)."""
+        wide = torch.promote_types(hidden_ND.dtype, torch.float32)
+        chosen_N, sum_N, weighted_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=wide) for _ in range(3))
+        highest_N = torch.full_like(sum_N, torch.finfo(wide).min)
+        for part in _chunks(len(hidden_ND), len(weight_VD)):
+            z = (hidden_ND @ weight_VD[part].T).to(wide)
+            rows, columns = _within(target_N, part)
+            chosen_N[rows] = z[rows, columns]
+            before_N, highest_N = highest_N, torch.maximum(highest_N, z.amax(-1))
+            shift_N = before_N - highest_N
+            e = torch.exp(z.sub_(highest_N[:, None]))
+            shrink_N = torch.exp(shift_N)
+            weighted_N = shrink_N * (weighted_N + torch.where(sum_N > 0, shift_N * sum_N, 0.0)) + z.mul_(e).sum(-1)
+            sum_N = shrink_N * sum_N + e.sum(-1)
+        normaliser_N = highest_N + sum_N.log()
+        entropy_N = sum_N.log() - weighted_N / sum_N
+        ctx.save_for_backward(hidden_ND, weight_VD, target_N, normaliser_N, entropy_N)
         ctx.set_materialize_grads(False)
-        return logprob_N, entropy_N
+        return chosen_N - normaliser_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         """Computes each chunk's logits again."""
-        hidden, weight, target_N, normaliser_N, entropy_N = ctx.saved_tensors
+        hidden_ND, weight_VD, target_N, normaliser_N, entropy_N = ctx.saved_tensors
         of_logprob_N, of_entropy_N = grads
         if of_logprob_N is None:
             of_logprob_N = torch.zeros_like(normaliser_N)
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=ctx.dtypes[1])
-        for part in _chunks(len(hidden), len(weight)):
-            logits = (hidden[part] @ weight.T).to(normaliser_N.dtype)
-            grad_logits = torch.softmax(logits, -1)
-            scale = of_logprob_N[part, None]
+        grad_hidden = torch.zeros_like(hidden_ND, dtype=normaliser_N.dtype)
+        grad_weight = torch.empty_like(weight_VD)
+        for part in _chunks(len(hidden_ND), len(weight_VD)):
+            z = (hidden_ND @ weight_VD[part].T).to(normaliser_N.dtype)
+            log_p = z.sub_(normaliser_N[:, None])
             if of_entropy_N is None:
-                grad_logits.mul_(-scale)
+                grad_z = log_p.exp_().mul_(-of_logprob_N[:, None])
             else:
-                log_p = logits.sub_(normaliser_N[part, None])
-                grad_logits.mul_(log_p.add_(entropy_N[part, None]).mul_(-of_entropy_N[part, None]).sub_(scale))
-            grad_logits.scatter_add_(-1, target_N[part, None], scale)
-            narrow = grad_logits.to(hidden.dtype)
-            grad_hidden[part] = narrow @ weight
-            grad_weight += narrow.T @ hidden[part]
-        return grad_hidden.to(ctx.dtypes[0]), grad_weight, None, None
+                p = log_p.exp()
+                of_z = log_p.add_(entropy_N[:, None]).mul_(-of_entropy_N[:, None]).sub_(of_logprob_N[:, None])
+                grad_z = of_z.mul_(p)
+            rows, columns = _within(target_N, part)
+            grad_z[rows, columns] += of_logprob_N[rows]
+            narrow = grad_z.to(hidden_ND.dtype)
+            grad_hidden += narrow @ weight_VD[part]
+            torch.mm(narrow.T, hidden_ND, out=grad_weight[part])
+        return grad_hidden.to(hidden_ND.dtype), grad_weight, None
 
 
 def _chunks(n: int, vocabulary: int) -> list[slice]:
-    size = max(1, CHUNK_LOGITS // vocabulary)
-    return [slice(start, start + size) for start in range(0, n, size)]
+    size = max(MIN_CHUNK, CHUNK_LOGITS // max(1, n))
+    return [slice(start, start + size) for start in range(0, vocabulary, size)]
+
+
+def _within(target_N: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+    """Which rows have their target in this part of the vocabulary, and where in it."""
+    rows = ((target_N >= part.start) & (target_N < part.stop)).nonzero()[:, 0]
+    return rows, target_N[rows] - part.start
 
 
 def token_logprobs(
@@ -83,8 +93,9 @@ def token_logprobs(
     """
     device = hidden_ND.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
-    cooled_ND = hidden_ND / temperature_N[:, None]  # the same as dividing the logits, and V / D times cheaper
-    found: tuple[Tensor, Tensor] = TokenLogprobs.apply(cooled_ND, weight_VD, target_N, dtype)
+    with torch.autocast(device, enabled=False):
+        cooled_ND = hidden_ND / temperature_N[:, None]  # the same as dividing the logits, and V / D times cheaper
+        found: tuple[Tensor, Tensor] = TokenLogprobs.apply(cooled_ND.to(dtype), weight_VD.to(dtype), target_N)
     return found
 
 

@@ -22,12 +22,13 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("with_entropy", [False, True])
-@pytest.mark.parametrize("chunk", [5 * V, 1000 * V])
+@pytest.mark.parametrize("chunk", [7, V, 1000])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_equals_log_softmax_with_gradients(
     dtype: torch.dtype, tolerance: float, chunk: int, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk * N)
+    monkeypatch.setattr(head, "MIN_CHUNK", 1)
     hidden, weight, target, temperature = inputs(dtype)
     temperature = temperature.to(dtype)
     up = torch.linspace(-1, 1, N, dtype=dtype)
@@ -62,6 +63,15 @@ def test_an_unlikely_token_keeps_its_logprob() -> None:
     logprob, entropy = token_logprobs(hidden, weight, torch.tensor([0]), torch.ones(1))
     assert logprob.item() == pytest.approx(-500.0)
     assert entropy.item() == pytest.approx(0.0)
+
+
+def test_under_autocast_the_entropy_is_as_exact_as_float32() -> None:
+    """Autocast would take the sums to bfloat16 too."""
+    hidden, weight, target, _ = inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, entropy = token_logprobs(hidden, weight, target, torch.ones(N))
+    full = torch.log_softmax((hidden.bfloat16() @ weight.bfloat16().T).float(), -1)
+    assert torch.allclose(entropy, -(full.exp() * full).sum(-1), atol=1e-5)
 
 
 def test_the_scorer_equals_the_model(tiny: Path) -> None:
