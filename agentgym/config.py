@@ -79,6 +79,9 @@ class RolloutConfig:
         2.0,
         "a group without spread is replaced by another task's, up to groups_per_step times this many groups in a step",
     )
+    max_staleness: int = knob(
+        0, "steps that may be collected ahead of training, so versions that a token may be behind; 0: they take turns"
+    )
     concurrency: int = knob(64, "episodes at once")
     temperature: float = knob(1.0, "sampling temperature in training")
     top_p: float = knob(1.0, "nucleus sampling; below 1 the trainer's log-probs no longer match the engine's")
@@ -88,6 +91,9 @@ class RolloutConfig:
     step_timeout_s: float = knob(120.0, "deadline of an environment's step, grading included")
     close_timeout_s: float = knob(30.0, "deadline of an environment's close")
     retries: int = knob(2, "how often an episode is tried again, with the same seed, after an infrastructure failure")
+    workers: int = knob(0, "processes that run the environments; 0 runs them in the main process")
+    worker_timeout_s: float = knob(30.0, "a worker process that shows no sign of life for so long is replaced")
+    worker_memory_gib: float = knob(4.0, "a worker process that takes more memory is replaced")
 
 
 @dataclass
@@ -217,6 +223,7 @@ POSITIVE = (
     "model.max_length", "engine.max_num_seqs", "engine.kv_cache_gib", "engine.start_timeout_s", "engine.request_timeout_s",
     "rollout.group_size", "rollout.groups_per_step", "rollout.concurrency", "rollout.max_tokens", "rollout.max_turns",
     "rollout.reset_timeout_s", "rollout.step_timeout_s", "rollout.close_timeout_s",
+    "rollout.worker_timeout_s", "rollout.worker_memory_gib",
     "trainer.learning_rate", "trainer.max_grad_norm", "trainer.updates_per_batch", "trainer.micro_batch_tokens",
     "trainer.ranks", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.step_timeout_s",
     "warm_start.epochs", "warm_start.batch_size", "warm_start.learning_rate", "evaluation.attempts", "guard.gap_every",
@@ -287,6 +294,11 @@ def check_config(config: Config) -> None:
     for key in POSITIVE:
         if not _get(config, key) > 0:
             raise ConfigError(f"{key}={_get(config, key)}: must be greater than 0")
+    if config.rollout.max_staleness < 0:
+        raise ConfigError("rollout.max_staleness must not be negative: 0 makes collecting and training take turns")
+    for key in ("rollout.workers", "rollout.retries"):
+        if _get(config, key) < 0:
+            raise ConfigError(f"{key}={_get(config, key)}: must not be negative")
     if config.rollout.temperature <= 0:
         raise ConfigError("rollout.temperature must be greater than 0: greedy samples have no spread to learn from")
     if config.rollout.max_tokens >= config.model.max_length:

@@ -11,40 +11,76 @@ import msgspec
 
 from agentgym.config import Config, RolloutConfig
 from agentgym.env import Env
-from agentgym.policy import Policy
-from agentgym.registry import ENVIRONMENTS
-from agentgym.rollout import EpisodeRequest, run_episode
+from agentgym.executors import Executor, InlineExecutor, LocalExecutor
+from agentgym.policy import Policy, PolicyAddress
+from agentgym.rollout import EpisodeRequest
 from agentgym.types import Group, Sampling, Task, Trajectory
 
 
 class RolloutPool:
-    """Runs episodes in this process's event loop.
+    """Runs episodes: in `rollout.workers` processes if the policy has an address, else in this process's event loop.
 
-    consumes: episode requests; produces: one trajectory each, as they end; waits for: a free place
-    (`rollout.concurrency`), the policy and the environment of that episode; is unblocked by: any episode's end.
-    An episode that an infrastructure failure ended is tried again with the same seed, `rollout.retries` times.
+    Start it before the first episode (else that one waits for the workers to start) and close it at the end.
+
+    Example:
+        async with RolloutPool(policy, config) as pool:
+            async for trajectory in pool.episodes(requests):
+                print(trajectory.outcome)
     """
 
-    def __init__(self, policy: Policy, config: Config, make_env: Callable[[Task], Env] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        make_env: Callable[[Task], Env] | None = None,
+        executor: Executor | None = None,
+    ) -> None:
         self.policy = policy
         self.config = config
-        self.make_env = make_env or (lambda task: ENVIRONMENTS.make(task.env, **config.env.options))
         self.retried: Counter[str] = Counter()  # reasons of failed attempts
+        self.executor = executor or local_executor(policy, config, make_env)
         self._places = asyncio.Semaphore(config.rollout.concurrency)
 
+    async def start(self) -> None:
+        """Start the workers, if there are any; safe to call twice. Raises AgentgymError if they cannot start."""
+        await self.executor.start()
+
+    async def close(self) -> None:
+        """End the workers; episodes that still run end as cancelled. Safe to call twice."""
+        await self.executor.close()
+
+    async def __aenter__(self) -> RolloutPool:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     async def episode(self, request: EpisodeRequest) -> Trajectory:
-        """Run one episode as soon as there is a place."""
-        timeout_s = self.config.engine.request_timeout_s + 5  # the engine's own deadline tells more: let it come first
+        """Run one episode as soon as there is a place.
+
+        consumes: the request; produces: exactly one trajectory; waits for: a free place (`rollout.concurrency`), then
+        for the executor; is unblocked by: the end of any other episode, then of this one. What an infrastructure
+        failure ended is tried again with the same seed, `rollout.retries` times. An episode that lost its worker each
+        time so far has its last try alone in a worker: then its fellows' faults are not held against it.
+        """
+        retries = self.config.rollout.retries
         async with self._places:
-            for attempts in range(1, self.config.rollout.retries + 2):  # noqa: B007 (told below)
-                trajectory = await run_episode(request, self.policy, self.make_env, self.config.rollout, timeout_s)
+            losses = 0
+            for attempt in range(retries + 1):
+                trajectory = await self.executor.run(request, alone=0 < losses == attempt == retries)
                 if trajectory.status != "infrastructure":
                     break
+                losses += bool(trajectory.info.get("worker_lost"))
                 self.retried[trajectory.reason] += 1
-            return msgspec.structs.replace(trajectory, info={**trajectory.info, "attempts": attempts})
+            return msgspec.structs.replace(trajectory, info={**trajectory.info, "attempts": attempt + 1})
 
     async def episodes(self, requests: Sequence[EpisodeRequest]) -> AsyncIterator[Trajectory]:
-        """Run all `requests` and yield their trajectories in the order in which they end."""
+        """Run all `requests` and yield their trajectories in the order in which they end.
+
+        consumes: the requests; produces: one trajectory each; waits for: whichever ends next, and its caller; is
+        unblocked by: any episode's end. Closed early, it cancels what still runs.
+        """
         tasks = [asyncio.create_task(self.episode(request)) for request in requests]
         try:
             for finished in asyncio.as_completed(tasks):
@@ -78,7 +114,15 @@ def training_sampling(rollout: RolloutConfig) -> Sampling:
     return Sampling(temperature=rollout.temperature, top_p=rollout.top_p, max_tokens=rollout.max_tokens)
 
 
-async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+def local_executor(policy: Policy, config: Config, make_env: Callable[[Task], Env] | None = None) -> Executor:
+    """Worker processes on this machine if they are wanted and can reach the policy, else this process."""
+    address: PolicyAddress | None = getattr(policy, "address", None)
+    if config.rollout.workers and address is not None:
+        return LocalExecutor(address, config, make_env)
+    return InlineExecutor(policy, config, make_env)
+
+
+async def cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel tasks and wait until all have ended."""
     for task in tasks:
         task.cancel()

@@ -35,6 +35,12 @@ class Registry:
         self._scan()
         return sorted(self._factories)
 
+    @property
+    def factories(self) -> dict[str, str | Callable[..., Any]]:
+        """What each name was registered as."""
+        self._scan()
+        return dict(self._factories)
+
     def load(self, name: str) -> Callable[..., Any]:
         """The factory registered as `name`; an unknown name answers with the nearest one."""
         self._scan()

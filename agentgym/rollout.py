@@ -7,10 +7,10 @@ closed. Only cancellation passes through.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from agentgym.env import Env
 from agentgym.errors import DeadlineError, InfrastructureError, TaskError
 from agentgym.policy import ContextOverflow, Policy, Session
 from agentgym.types import Message, Observation, Prompt, Sampling, Status, StepResult, Task, Trajectory, Turn
+
+_encode = msgspec.msgpack.Encoder().encode  # raises for what cannot be stored: that ends the episode, not the run
 
 
 class EpisodeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,9 +47,23 @@ async def run_episode(
         status, reason, outcome = await episode.play(make_env)
     except TaskError as error:
         status, reason, outcome = "task", _one_line(error), None
-    except Exception as error:  # a fault of an environment, a policy or this machine is never a reward
+    except asyncio.CancelledError as error:
+        if episode.deadline.cancelled:
+            raise
         status, reason, outcome = "infrastructure", _one_line(error), None
+    except (Exception, SystemExit) as error:  # a fault of an environment, a policy or this machine is never a reward
+        status, reason, outcome = "infrastructure", _one_line(error), None
+    finally:
+        episode.deadline.cancel()
     return episode.trajectory(status, reason, outcome)
+
+
+def failed(request: EpisodeRequest, status: Status, reason: str, **info: Any) -> Trajectory:
+    """The trajectory of an episode of which nothing is left but why it ended."""
+    return Trajectory(
+        id=request.id, task_id=request.task.id, group_id=request.group_id, env=request.task.env, seed=request.seed,
+        status=status, reason=reason, started=time.time(), info=info,
+    )  # fmt: skip
 
 
 class _Episode:
@@ -58,25 +74,31 @@ class _Episode:
         self.policy = policy
         self.settings = settings
         self.policy_timeout_s = policy_timeout_s
-        self.messages: list[Message] = []
+        self.messages: tuple[Message, ...] = ()
         self.turns: list[Turn] = []
         self.session = Session(request.id)
+        self.deadline = Deadline()
+        self.close_error = ""
         self.started = time.time()
         self.clock = time.monotonic()
 
     async def play(self, make_env: Callable[[Task], Env]) -> tuple[Status, str, float | None]:
         env = make_env(self.request.task)
         try:
-            return await self._turns(env)
+            try:
+                return await self._turns(env)
+            except BaseException as error:
+                self.deadline.settle(error)
+                raise
         finally:
             await self._close(env)
 
     async def _turns(self, env: Env) -> tuple[Status, str, float | None]:
         task = self.request.task
-        async with deadline("reset", self.settings.reset_timeout_s):
-            observation, _ = await env.reset(seed=task.seed, options={"task": task})
-            await self.policy.begin(self.session, env, task)
-        self.messages += observation.messages
+        self.deadline.arm("reset", self.settings.reset_timeout_s)
+        observation, _ = await env.reset(seed=task.seed, options={"task": task})
+        await self.policy.begin(self.session, env, task)
+        self.messages = _checked(observation)
         for index in range(self.settings.max_turns):
             try:
                 result = await self._turn(index, env, observation)
@@ -93,34 +115,35 @@ class _Episode:
         return sum(turn.reward for turn in self.turns)
 
     async def _turn(self, index: int, env: Env, observation: Observation) -> StepResult:
-        seed = zlib.crc32(f"{self.request.seed}/{index}".encode()) & 0x7FFFFFFF
+        seed = zlib.crc32(b"%d/%d" % (self.request.seed, index)) & 0x7FFFFFFF
         sampling = msgspec.structs.replace(self.request.sampling, seed=seed)
-        prompt = Prompt(messages=tuple(self.messages), tools=observation.tools)
-        async with deadline("policy call", self.policy_timeout_s):
-            completion = await self.policy(prompt, session=self.session, sampling=sampling)
-        self.messages.append(completion.message)
-        async with deadline("step", self.settings.step_timeout_s):
-            result = StepResult(*await env.step(completion.message))
-        came_back = tuple(result.observation.messages)
+        prompt = Prompt(messages=self.messages, tools=observation.tools)
+        self.deadline.arm("policy call", self.policy_timeout_s)
+        completion = await self.policy(prompt, session=self.session, sampling=sampling)
+        said = completion.message
+        self.messages = (*self.messages, said)
+        self.deadline.arm("step", self.settings.step_timeout_s)
+        result = StepResult(*await env.step(said))
+        self.deadline.disarm()
+        came_back = _checked(result.observation)
+        info = plain(result.info) if result.info else {}
         self.messages += came_back
-        turn = Turn(
-            index=index,
-            completion=completion,
-            next_state=came_back,
-            reward=float(result.reward),
-            info=plain(result.info),
+        self.turns.append(
+            Turn(index=index, completion=completion, next_state=came_back, reward=_reward(result.reward), info=info)
         )
-        self.turns.append(turn)
         return result
 
     async def _close(self, env: Env) -> None:
         try:
-            async with deadline("close", self.settings.close_timeout_s):
+            try:
+                self.deadline.arm("close", self.settings.close_timeout_s)
                 await env.close()
-        except Exception as error:  # the episode's result stands; what could not be closed is told
+                self.deadline.disarm()
+            except BaseException as error:
+                self.deadline.settle(error)
+                raise
+        except (Exception, SystemExit) as error:  # the episode's result stands; what could not be closed is told
             self.close_error = _one_line(error)
-
-    close_error = ""
 
     def trajectory(self, status: Status, reason: str, outcome: float | None) -> Trajectory:
         info: dict[str, Any] = {"close_error": self.close_error} if self.close_error else {}
@@ -136,26 +159,121 @@ class _Episode:
             reason=reason,
             outcome=outcome,
             turns=tuple(self.turns),
-            messages=tuple(self.messages),
+            messages=self.messages,
             started=self.started,
             seconds=time.monotonic() - self.clock,
             info=info,
         )
 
 
-@asynccontextmanager
-async def deadline(what: str, seconds: float) -> AsyncIterator[None]:
-    """Raise DeadlineError naming `what` if the block takes longer than `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise DeadlineError(f"{what} took longer than {seconds:g} s") from error
+class Deadline:
+    """One timer for all that a task waits for, one thing after another: when time is up it cancels the task.
+
+    Arming it again is cheap, because the timer is left where it is as long as it comes early enough. Work that swallows
+    the cancellation is cancelled again each `AGAIN_S`, and what it returns then does not count.
+
+    Example:
+        deadline.arm("step", 120)
+        try:
+            result = await env.step(action)
+            deadline.disarm()
+        except BaseException as error:
+            deadline.settle(error)  # raises DeadlineError if it was the deadline that ended the wait
+            raise
+    """
+
+    AGAIN_S = 1.0
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()  # cancellations that others asked for before
+        self._timer: asyncio.TimerHandle | None = None
+        self._what, self._seconds, self._at = "", 0.0, math.inf
+        self._fired = 0
+
+    def arm(self, what: str, seconds: float) -> None:
+        """From now on `what` may take `seconds`. Raises DeadlineError if what came before took too long."""
+        if self._fired:
+            self.disarm()
+        self._what, self._seconds = what, seconds
+        self._at = at = self._loop.time() + seconds
+        if self._timer is None:
+            self._timer = self._loop.call_at(at, self._ring)
+        elif self._timer.when() > at:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(at, self._ring)
+
+    def disarm(self) -> None:
+        """Nothing is waited for. Raises DeadlineError if what came before took too long."""
+        self._at = math.inf
+        if self._fired:
+            self._take_back()
+            raise self._error()
+
+    def settle(self, error: BaseException) -> None:
+        """Raise DeadlineError from `error` if the deadline caused it, and nobody else cancelled the task as well."""
+        self._at = math.inf
+        if self._fired and (self._take_back() <= self._cancelling or not isinstance(error, asyncio.CancelledError)):
+            raise self._error() from error
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody else cancelled the task."""
+        return self._task.cancelling() > self._cancelling
+
+    def cancel(self) -> None:
+        """Leave no timer behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _ring(self) -> None:
+        self._timer = None
+        at = self._at
+        if at is math.inf:
+            return
+        if self._loop.time() >= at:
+            self._fired += 1
+            self._task.cancel()
+            at = self._loop.time() + self.AGAIN_S
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _take_back(self) -> int:
+        """Take back our cancellations; returns how many of the task are left."""
+        fired, self._fired = self._fired, 0
+        for _ in range(fired):
+            self._task.uncancel()
+        return self._task.cancelling()
+
+    def _error(self) -> DeadlineError:
+        return DeadlineError(f"{self._what} took longer than {self._seconds:g} s")
 
 
 def plain(value: Any) -> Any:
     """`value` as plain data that the store can hold; what is not is replaced by its repr."""
-    return msgspec.to_builtins(value, enc_hook=repr, str_keys=True)
+    data = msgspec.to_builtins(value, enc_hook=repr, str_keys=True)
+    _encode(data)
+    return data
+
+
+def _checked(observation: Observation) -> tuple[Message, ...]:
+    """The messages of an observation. Raises TypeError or ValueError for what no store could hold."""
+    messages = tuple(observation.messages)
+    for message in messages:
+        if not isinstance(message, Message) or type(message.content) is not str:
+            raise TypeError(f"an observation holds {message!r:.80}, which is no message of text")
+    _encode(messages)
+    return messages
+
+
+def _reward(value: Any) -> float:
+    """A reward as a number; raises TaskError for one that is none to learn from."""
+    reward = float(value)
+    if not math.isfinite(reward):
+        raise TaskError(f"the reward of a step is {reward}")
+    return reward
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentgym.env import Env, Info
-from agentgym.policy import Policy, Session
+from agentgym.policy import Policy, PolicyAddress, Session
 from agentgym.task import TaskSet
 from agentgym.types import Completion, Message, Observation, Prompt, Sampling, StepResult, Task
 
@@ -128,3 +133,46 @@ class Letters(TaskSet):
             Task(id=f"letters/{split}/{index}", env="letters", instruction=f"{index}", family="letters", split=split)
             for index in range(64 if split == "train" else 16)
         ]
+
+
+class StubbornEnv(EchoEnv):
+    """Misbehaves, in the way that its task's word names, in `step`; other words it takes as the echo environment does."""
+
+    async def step(self, action: Message) -> StepResult:
+        kind, _, argument = self.word.partition(" ")
+        self._misbehave(kind, argument)
+        if kind == "sleep":
+            await asyncio.sleep(float(argument))
+        if kind == "leak":
+            self.leaked = bytearray(int(argument) << 20)
+            await asyncio.sleep(60)
+        if kind == "nonsense":
+            return StepResult(Observation(messages=({"role": "user"},)), 0.0, False, False, {})  # type: ignore[arg-type]
+        return await super().step(action)
+
+    def _misbehave(self, kind: str, argument: str) -> None:
+        if kind == "exit":
+            os._exit(int(argument))
+        if kind == "quit":
+            raise SystemExit(argument)
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "block":
+            time.sleep(float(argument))
+        if kind == "raise":
+            raise ValueError(argument)
+        if kind == "once" and not Path(argument).exists():  # dies unless it was here before
+            Path(argument).touch()
+            os._exit(9)
+        if kind == "leave":  # dies, and leaves a process behind that has no parent and a session of its own
+            subprocess.run(["setsid", "--fork", "sleep", argument], check=True)
+            os._exit(5)
+
+
+class Parrot(TokenPolicy):
+    """Says what the last message asked it to say; made from an address."""
+
+    address = PolicyAddress(factory="tests.fakes:Parrot")
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt: prompt.messages[-1].content)

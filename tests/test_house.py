@@ -20,11 +20,15 @@ HEAVY = ("torch", "vllm", "deepspeed", "docker", "playwright", "transformers", "
 # Side rooms stand in the rows of what they may use; two of them never import one another.
 LAYERS = (
     ("errors",),
-    ("types",),
+    ("types", "supervise"),
     ("env", "policy", "task", "registry", "config"),
     ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor"),
     ("rollout", "store", "samples", "report"),
-    ("pool", "run", "audit"),
+    ("wire", "run", "audit"),
+    ("worker",),
+    ("remote",),
+    ("executors",),
+    ("pool",),
     ("collect",),
     ("trainers", "evaluate"),
     ("results",),
