@@ -24,7 +24,7 @@ from agentgym.trainers.batch import MicroBatch, plan, split_updates, unscored
 from agentgym.trainers.head import TokenScorer
 from agentgym.trainers.loss import LossSettings, policy_loss
 from agentgym.trainers.sft import Progress, cross_entropy, supervised
-from agentgym.trainers.weights import write_folder
+from agentgym.trainers.weights import other_files, write_folder
 from agentgym.types import Sample, ScoredSample
 
 TAG = "state"
@@ -41,7 +41,7 @@ class Learner:
     """
 
     def __init__(self, config: Config, model: Path) -> None:
-        self.config, self.source = config, model
+        self.config, self.others = config, other_files(model)
         self.settings = LossSettings.of(config)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(get_accelerator().current_device_name())
@@ -157,7 +157,7 @@ class Learner:
         weights = self._weights()
         if self.rank == 0:
             named = {name.removeprefix("model."): weight for name, weight in weights.items()}
-            write_folder(directory, named, self.model_config, self.source, getattr(torch, self.config.engine.dtype))
+            write_folder(directory, named, self.model_config, self.others, getattr(torch, self.config.engine.dtype))
         dist.barrier()
 
     def save(self, directory: Path) -> None:

@@ -29,7 +29,6 @@ from agentgym.errors import AgentgymError, DeadlineError, LearnerError
 from agentgym.types import Sample, ScoredSample
 
 PR_SET_PDEATHSIG = 1
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class LearnerProcess:

@@ -18,8 +18,22 @@ NOT_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".h5", ".msgpack"
 OURS = ("config.json", "state.json")  # written here; the state of a checkpoint stays with the checkpoint
 
 
-def write_folder(directory: Path, weights: dict[str, Tensor], config: Any, source: Path, dtype: torch.dtype) -> None:
-    """Write model, config and the other files of `source` (tokenizer, chat template) as the folder `directory`.
+def other_files(source: Path) -> dict[str, bytes]:
+    """The files of a model folder that are neither weights nor config: tokenizer, chat template and the like.
+
+    Read once at the start: the folder may be a checkpoint that is deleted while its run goes on.
+    """
+    return {
+        path.name: path.read_bytes()
+        for path in source.iterdir()
+        if path.is_file() and path.name not in OURS and not path.name.endswith(NOT_WEIGHTS)
+    }
+
+
+def write_folder(
+    directory: Path, weights: dict[str, Tensor], config: Any, others: dict[str, bytes], dtype: torch.dtype
+) -> None:
+    """Write weights, config and the `others` files as the Hugging Face folder `directory`.
 
     It is written beside and renamed, so that nobody reads half of it; what was there before is replaced.
 
@@ -33,9 +47,8 @@ def write_folder(directory: Path, weights: dict[str, Tensor], config: Any, sourc
         save_file(narrow, partial / "model.safetensors", metadata={"format": "pt"})
         described = {**config.to_dict(), "dtype": str(dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(described, indent=2, default=str))
-        for path in source.iterdir():
-            if path.is_file() and path.name not in OURS and not path.name.endswith(NOT_WEIGHTS):
-                shutil.copyfile(path, partial / path.name)
+        for name, content in others.items():
+            (partial / name).write_bytes(content)
         shutil.rmtree(directory, ignore_errors=True)
         partial.rename(directory)
     except OSError as error:

@@ -78,7 +78,7 @@ def small_config(tiny: Path, *overrides: str) -> Config:
     """fp32, short sequences, micro-batches that hold only a few of them, no gradient clipping."""
     fixed = [
         f"model.path={tiny}", "model.max_length=64", "rollout.max_tokens=32", "trainer.micro_batch_tokens=64",
-        "trainer.precision=fp32", "trainer.max_grad_norm=1e9", "engine.dtype=float32", "trainer.step_timeout_s=60",
+        "trainer.precision=fp32", "trainer.max_grad_norm=1e9", "engine.dtype=float32", "trainer.step_timeout_s=150",
     ]  # fmt: skip
     return load_config(None, [*fixed, *overrides])
 
