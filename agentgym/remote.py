@@ -32,6 +32,7 @@ from agentgym.wire import (
     Refused,
     Start,
     Stop,
+    Stuck,
     decode_from_worker,
     encode,
     frames,
@@ -54,6 +55,7 @@ class RemoteWorker:
         self.pid = 0  # of the process that runs the episodes; 0 until it is ready
         self.silent_s = 0.0  # since its last beat, in time that its owner was listening
         self.lag_s = 0.0
+        self.stuck = ""  # what it cannot end
         self.verdict = ""  # why its owner kills it
         self.stopping = False
         self.episodes: dict[int, tuple[EpisodeRequest, asyncio.Future[Trajectory]]] = {}
@@ -126,6 +128,8 @@ class RemoteWorker:
     def check(self, elapsed_s: float, timeout_s: float, memory_bytes: float) -> str:
         """Why this worker must be replaced, if it must; `elapsed_s` is how long its owner listened since last time."""
         self.silent_s += elapsed_s
+        if self.stuck:
+            return self.stuck
         if self.silent_s > timeout_s:
             return f"no heartbeat for {timeout_s:g} s"
         with contextlib.suppress(psutil.Error):
@@ -199,6 +203,8 @@ class RemoteWorker:
                 future.set_result(closed(request) if body is None else _read_trajectory(request, body))
         elif isinstance(said, Beat):
             self.lag_s = said.lag_s
+        elif isinstance(said, Stuck):
+            self.stuck = said.reason
         elif isinstance(said, Ready):
             self.pid = said.pid
             self._ready.set_result(None)

@@ -40,9 +40,15 @@ async def run_episode(
     make_env: Callable[[Task], Env],
     settings: RolloutConfig,
     policy_timeout_s: float = 300.0,
+    on_stuck: Callable[[str], None] = lambda reason: None,
 ) -> Trajectory:
-    """Run one episode from reset to close and return what happened."""
+    """Run one episode from reset to close and return what happened.
+
+    `on_stuck` is told, once, of a wait that is long over its deadline and resists being cancelled: only the end of the
+    process ends it.
+    """
     episode = _Episode(request, policy, settings, policy_timeout_s)
+    episode.deadline.on_stuck = on_stuck
     try:
         status, reason, outcome = await episode.play(make_env)
     except TaskError as error:
@@ -183,8 +189,10 @@ class Deadline:
     """
 
     AGAIN_S = 1.0
+    STUCK = 10  # cancellations in vain
 
-    def __init__(self) -> None:
+    def __init__(self, on_stuck: Callable[[str], None] = lambda reason: None) -> None:
+        self.on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
@@ -237,6 +245,8 @@ class Deadline:
         if self._loop.time() >= at:
             self._fired += 1
             self._task.cancel()
+            if self._fired == self.STUCK:
+                self.on_stuck(f"{self._error()} and cannot be cancelled")
             at = self._loop.time() + self.AGAIN_S
         self._timer = self._loop.call_at(at, self._ring)
 

@@ -56,6 +56,12 @@ class Cancelled(Struct, frozen=True, kw_only=True, tag="cancelled"):
     key: int
 
 
+class Stuck(Struct, frozen=True, kw_only=True, tag="stuck"):
+    """From a worker: one of its episodes cannot be ended but by ending the worker."""
+
+    reason: str
+
+
 class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
     """From a worker, again and again: its event loop runs."""
 
@@ -64,7 +70,7 @@ class Beat(Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 ToWorker = Start | Cancel | Stop
-FromWorker = Ready | Refused | Ended | Cancelled | Beat
+FromWorker = Ready | Refused | Ended | Cancelled | Stuck | Beat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

@@ -38,6 +38,7 @@ from agentgym.wire import (
     Ready,
     Refused,
     Start,
+    Stuck,
     decode_to_worker,
     encode,
     frames,
@@ -161,13 +162,18 @@ class Worker:
         body = encode(Cancelled(key=key))
         try:
             timeout_s = policy_timeout(self.config)
-            trajectory = await run_episode(request, self.policy, self.make_env, self.config.rollout, timeout_s)
+            trajectory = await run_episode(
+                request, self.policy, self.make_env, self.config.rollout, timeout_s, self._stuck
+            )
             body = encode(Ended(key=key, trajectory=_raw(request, trajectory)))
         except asyncio.CancelledError:
             pass  # the owner, which asked for it, is told like any other end
         finally:
             del self.episodes[key]
             send(self.writer, body)
+
+    def _stuck(self, reason: str) -> None:
+        send(self.writer, encode(Stuck(reason=reason)))
 
     async def _beat(self) -> None:
         """Say that the loop runs, and how late it is.

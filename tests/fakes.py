@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -176,3 +177,12 @@ class Parrot(TokenPolicy):
 
     def __init__(self) -> None:
         super().__init__(lambda prompt: prompt.messages[-1].content)
+
+
+class DeafEnv(EchoEnv):
+    """Cannot be cancelled in `step`."""
+
+    async def step(self, action: Message) -> StepResult:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)

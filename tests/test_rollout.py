@@ -1,13 +1,17 @@
 import asyncio
+import contextlib
+import itertools
+import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from agentgym.config import RolloutConfig
 from agentgym.errors import SandboxError, TaskError
 from agentgym.policy import ContextOverflow
-from agentgym.rollout import EpisodeRequest, run_episode
-from agentgym.types import Sampling, StepResult, Trajectory
+from agentgym.rollout import Deadline, EpisodeRequest, run_episode
+from agentgym.types import Message, Observation, Sampling, StepResult, Trajectory
 from tests.fakes import EchoEnv, TokenPolicy, word_task
 
 SHORT = RolloutConfig(reset_timeout_s=0.1, step_timeout_s=0.1, close_timeout_s=0.1)
@@ -138,3 +142,141 @@ async def test_cancelling_an_episode_closes_its_environment():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert env.closed == 1
+
+
+class Hanging(TokenPolicy):
+    """Hangs where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    async def begin(self, session, env, task):
+        await asyncio.sleep(60 if self.where == "begin" else 0)
+
+    async def __call__(self, prompt, *, session, sampling):
+        await asyncio.sleep(60 if self.where == "policy" else 0)
+        return await super().__call__(prompt, session=session, sampling=sampling)
+
+
+HANGS = {"reset": "reset", "begin": "reset", "policy": "policy call", "step": "step", "close": "close"}
+
+
+@pytest.mark.parametrize("where", HANGS)
+async def test_a_hang_at_any_await_ends_at_its_deadline_and_leaves_no_trace(where):
+    env = EchoEnv(fault=lambda at: asyncio.sleep(60 if at == where else 0))
+    task = asyncio.current_task()
+    trajectory = await play(env, Hanging(where))
+    said = trajectory.info.get("close_error") if where == "close" else trajectory.reason
+    assert said == f"{HANGS[where]} took longer than 0.1 s"
+    assert trajectory.status == ("completed" if where == "close" else "infrastructure")
+    assert 0.1 <= trajectory.seconds < 2
+    assert task.cancelling() == 0
+    await asyncio.sleep(0.15)  # no timer is left that would cancel us
+
+
+async def test_what_comes_after_the_deadline_does_not_count_even_if_the_cancellation_was_swallowed():
+    async def deaf(seconds: float) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(seconds)
+
+    trajectory = await play(EchoEnv(fault=lambda at: deaf(60) if at == "step" else None))
+    assert (trajectory.status, trajectory.outcome) == ("infrastructure", None)
+    assert trajectory.reason == "step took longer than 0.1 s"
+    trajectory = await play(EchoEnv(turns=3, fault=lambda at: deaf(60) if at == "reset" else None))
+    assert (trajectory.reason, trajectory.turns) == ("reset took longer than 0.1 s", ())
+
+
+async def test_what_cannot_be_cancelled_is_told_once(monkeypatch):
+    monkeypatch.setattr(Deadline, "AGAIN_S", 0.01)
+    request = EpisodeRequest(id="e", group_id="g", task=word_task("yes"), seed=3, sampling=Sampling())
+    told: list[str] = []
+
+    class Deaf(EchoEnv):
+        async def step(self, action):
+            while not told:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(60)
+            return await super().step(action)
+
+    trajectory = await run_episode(request, TokenPolicy(), lambda task: Deaf(), SHORT, 0.1, told.append)
+    assert told == ["step took longer than 0.1 s and cannot be cancelled"]
+    assert trajectory.status == "infrastructure"
+
+
+async def test_a_deadline_and_a_cancellation_at_once_are_a_cancellation():
+    env = EchoEnv(fault=lambda at: asyncio.sleep(60) if at == "step" else None)
+    task = asyncio.create_task(play(env))
+    await asyncio.sleep(0.05)
+    time.sleep(0.1)  # noqa: ASYNC251 (both are due now)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert env.closed == 1
+
+
+async def test_the_wall_clock_may_jump(monkeypatch):
+    jumps = itertools.cycle([1e9, 0.0, 2e9, -5e8])
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    trajectory = await play(EchoEnv(turns=4, fault=lambda at: asyncio.sleep(0.01)))
+    assert (trajectory.status, len(trajectory.turns)) == ("completed", 4)
+    assert 0.05 < trajectory.seconds < 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(7, "TypeError: an observation holds"), ("\ud800", "UnicodeEncodeError"), (None, "TypeError")],
+)
+@pytest.mark.parametrize("where", ["reset", "step"])
+async def test_an_observation_that_cannot_be_stored_is_infrastructure(where, content, reason):
+    bad = Observation(messages=(Message(role="user", content=content),))
+
+    class Nonsense(EchoEnv):
+        async def reset(self, *, seed=None, options=None):
+            observation, info = await super().reset(seed=seed, options=options)
+            return (bad if where == "reset" else observation), info
+
+        async def step(self, action):
+            return StepResult(bad, 0.0, False, False, {})
+
+    trajectory = await play(Nonsense())
+    assert (trajectory.status, trajectory.outcome) == ("infrastructure", None)
+    assert trajectory.reason.startswith(reason)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(trajectory), type=Trajectory) == trajectory
+
+
+@pytest.mark.parametrize("info", [{"n": 1 << 70}, {"text": "\udfff"}])
+async def test_info_that_cannot_be_stored_is_infrastructure(info):
+    class Odd(EchoEnv):
+        async def step(self, action):
+            return StepResult(Observation(messages=()), 1.0, True, False, info)
+
+    trajectory = await play(Odd())
+    assert (trajectory.status, trajectory.outcome) == ("infrastructure", None)
+    msgspec.msgpack.encode(trajectory)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+async def test_a_reward_that_is_no_number_is_the_tasks_fault(reward):
+    class Odd(EchoEnv):
+        async def step(self, action):
+            return StepResult(Observation(messages=()), reward, True, False, {})
+
+    trajectory = await play(Odd())
+    assert (trajectory.status, trajectory.outcome, trajectory.reason) == (
+        "task",
+        None,
+        f"the reward of a step is {reward}",
+    )
+
+
+@pytest.mark.parametrize("error", [SystemExit("bye"), asyncio.CancelledError()])
+async def test_an_environment_that_quits_or_cancels_itself_ends_its_episode_only(error):
+    def fault(at: str) -> None:
+        if at == "step":
+            raise error
+
+    env = EchoEnv(fault=fault)
+    trajectory = await play(env)
+    assert (trajectory.status, trajectory.outcome, env.closed) == ("infrastructure", None, 1)
+    assert trajectory.reason.startswith(type(error).__name__)
