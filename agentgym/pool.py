@@ -61,17 +61,17 @@ class RolloutPool:
 
         consumes: the request; produces: exactly one trajectory; waits for: a free place (`rollout.concurrency`), then
         for the executor; is unblocked by: the end of any other episode, then of this one. What an infrastructure
-        failure ended is tried again with the same seed, `rollout.retries` times. An episode that lost its worker each
-        time so far has its last try alone in a worker: then its fellows' faults are not held against it.
+        failure ended is tried again with the same seed, `rollout.retries` times. An episode that lost a worker has its
+        last try alone in one: the faults of its fellows are not held against it.
         """
         retries = self.config.rollout.retries
         async with self._places:
             losses = 0
             for attempt in range(retries + 1):
-                trajectory = await self.executor.run(request, alone=0 < losses == attempt == retries)
+                trajectory = await self.executor.run(request, alone=losses > 0 and attempt == retries)
                 if trajectory.status != "infrastructure":
                     break
-                losses += bool(trajectory.info.get("worker_lost"))
+                losses += trajectory.info.get("worker_lost", False)
                 self.retried[trajectory.reason] += 1
             return msgspec.structs.replace(trajectory, info={**trajectory.info, "attempts": attempt + 1})
 

@@ -130,12 +130,12 @@ class RemoteWorker:
         self.silent_s += elapsed_s
         if self.stuck:
             return self.stuck
-        if self.silent_s > timeout_s:
-            return f"no heartbeat for {timeout_s:g} s"
         with contextlib.suppress(psutil.Error):
             taken = psutil.Process(self.pid).memory_info().rss
             if taken > memory_bytes:
                 return f"out of memory: {taken / 2**30:.1f} GiB, more than rollout.worker_memory_gib"
+        if self.silent_s > timeout_s:
+            return f"no heartbeat for {timeout_s:g} s"
         return ""
 
     async def stop(self, patience_s: float) -> None:

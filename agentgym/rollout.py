@@ -189,7 +189,7 @@ class Deadline:
     """
 
     AGAIN_S = 1.0
-    STUCK = 10  # cancellations in vain
+    STUCK = 5  # cancellations in vain
 
     def __init__(self, on_stuck: Callable[[str], None] = lambda reason: None) -> None:
         self.on_stuck = on_stuck

@@ -145,7 +145,10 @@ class StubbornEnv(EchoEnv):
         if kind == "sleep":
             await asyncio.sleep(float(argument))
         if kind == "leak":
-            self.leaked = bytearray(int(argument) << 20)
+            leaked = []
+            for _ in range(int(argument) // 10):
+                leaked.append(b"x" * (10 << 20))
+                await asyncio.sleep(0.01)
             await asyncio.sleep(60)
         if kind == "nonsense":
             return StepResult(Observation(messages=({"role": "user"},)), 0.0, False, False, {})  # type: ignore[arg-type]
