@@ -9,7 +9,6 @@ bare environments take. Then 63 environments of 10 ms beside one of 1 s, for the
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 
 from agentgym.config import load_config
 from agentgym.env import Env, Info
@@ -104,9 +104,9 @@ async def measure(folder: Path) -> dict[str, Any]:
 
 
 def cpu() -> float:
-    """CPU seconds of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    """CPU seconds of this process and of those below it that run."""
+    below = psutil.Process().children(recursive=True)
+    return time.process_time() + sum(sum(process.cpu_times()[:2]) for process in below)
 
 
 async def own_cost() -> float:
@@ -129,21 +129,11 @@ PROMPT, SAMPLING = Prompt(messages=OBSERVATION.messages), Sampling()
 async def pool_cost(width: int, workers: int) -> float:
     """CPU microseconds per step of a pool with `width` episodes at once, trajectories included."""
     config = load_config(None, [f"rollout.concurrency={width}", f"rollout.workers={workers}"])
-    began = cpu()
     async with RolloutPool(Always(), config, lambda task: Nothing()) as pool:
-        if workers:
-            began = cpu() + await started(pool)
+        await pool.episode(requests(1)[0])
+        began = cpu()
         ended = [len(trajectory.turns) async for trajectory in pool.episodes(requests(TOTAL // STEPS))]
-    return (cpu() - began) / sum(ended) * 1e6
-
-
-async def started(pool: RolloutPool) -> float:
-    """CPU seconds that the workers of a pool have taken to start; they count as this process's when they end."""
-    import psutil
-
-    processes = psutil.Process().children(recursive=True)
-    await pool.episode(requests(1)[0])
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
+        return (cpu() - began) / sum(ended) * 1e6
 
 
 def requests(number: int) -> list[EpisodeRequest]:
@@ -161,23 +151,16 @@ def vector_cost(width: int, kind: Callable[..., Any]) -> float:
         envs = kind([GymNothing] * width)
         envs.reset(seed=0)
         actions = np.zeros(width, dtype=int)
-        began, before = cpu(), children_cpu()
+        began = cpu()
         for _ in range(TOTAL // width):
             envs.step(actions)
-        taken = cpu() - began + children_cpu() - before
+        taken = cpu() - began
         envs.close()
     began = cpu()
     bare = GymNothing()
     for _ in range(TOTAL):
         bare.step(0)
     return (taken - (cpu() - began)) / TOTAL * 1e6
-
-
-def children_cpu() -> float:
-    """CPU seconds of the processes below this one that still run."""
-    import psutil
-
-    return sum(sum(process.cpu_times()[:2]) for process in psutil.Process().children(recursive=True))
 
 
 def seconds_of(index: int) -> float:
