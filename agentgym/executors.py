@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from agentgym.config import Config
 from agentgym.env import Env
-from agentgym.errors import AgentgymError
 from agentgym.policy import Policy, PolicyAddress
 from agentgym.remote import RemoteWorker, closed, lost
 from agentgym.rollout import EpisodeRequest, run_episode
@@ -36,7 +35,7 @@ class Executor(ABC):
         """
 
     async def close(self) -> None:
-        """Free everything; what still runs ends as cancelled. Safe to call twice."""
+        """Free everything that the executor made; what still runs there ends as cancelled. Safe to call twice."""
 
     def stats(self) -> dict[str, float]:
         """What there is to see: numbers by name."""
@@ -44,7 +43,7 @@ class Executor(ABC):
 
 
 class InlineExecutor(Executor):
-    """Runs episodes in this process's event loop."""
+    """Runs episodes in this process's event loop, in the tasks that ask for them; it makes nothing of its own."""
 
     def __init__(self, policy: Policy, config: Config, make_env: Callable[[Task], Env] | None = None) -> None:
         self.policy, self.config = policy, config
@@ -152,8 +151,8 @@ class LocalExecutor(Executor):
                 self._loner = self._new()
                 try:
                     await self._loner.start()
-                except AgentgymError as error:
-                    return lost(request, str(error))
+                except Exception as error:
+                    return closed(request) if self._closed else lost(request, str(error))
             return await self._loner.run(request)
 
     async def _keep(self, worker: RemoteWorker) -> None:
@@ -169,7 +168,7 @@ class LocalExecutor(Executor):
             worker = self._new()
             try:
                 await worker.start()
-            except AgentgymError as error:
+            except Exception as error:
                 why = f"no other could start: {error}"
                 failures += 1
             else:

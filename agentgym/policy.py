@@ -48,6 +48,11 @@ class Policy(ABC):
     async def close(self) -> None:
         """Free everything; safe to call twice."""
 
+    @property
+    def address(self) -> PolicyAddress | None:
+        """How other processes reach it; None if they cannot."""
+        return None
+
 
 class PolicyAddress(Struct, frozen=True, kw_only=True):
     """How another process reaches a policy that serves: what to make there, with plain keyword arguments.

@@ -12,7 +12,7 @@ import msgspec
 from agentgym.config import Config, RolloutConfig
 from agentgym.env import Env
 from agentgym.executors import Executor, InlineExecutor, LocalExecutor
-from agentgym.policy import Policy, PolicyAddress
+from agentgym.policy import Policy
 from agentgym.rollout import EpisodeRequest
 from agentgym.types import Group, Sampling, Task, Trajectory
 
@@ -116,9 +116,8 @@ def training_sampling(rollout: RolloutConfig) -> Sampling:
 
 def local_executor(policy: Policy, config: Config, make_env: Callable[[Task], Env] | None = None) -> Executor:
     """Worker processes on this machine if they are wanted and can reach the policy, else this process."""
-    address: PolicyAddress | None = getattr(policy, "address", None)
-    if config.rollout.workers and address is not None:
-        return LocalExecutor(address, config, make_env)
+    if config.rollout.workers and policy.address is not None:
+        return LocalExecutor(policy.address, config, make_env)
     return InlineExecutor(policy, config, make_env)
 
 

@@ -79,7 +79,7 @@ class RemoteWorker:
         """
         try:
             end = self._spawn()
-        except OSError as error:
+        except Exception as error:
             self.ended.set_result("it never started")
             raise InfrastructureError(f"cannot start a worker process: {error}") from error
         try:
@@ -104,7 +104,11 @@ class RemoteWorker:
                     target=serve, args=(theirs, os.getpid()), name="agentgym-worker", daemon=True
                 )
                 self._process.start()
-            self._handle = os.pidfd_open(self._process.pid)
+            try:
+                self._handle = os.pidfd_open(self._process.pid)
+            except OSError:
+                self._process.terminate()
+                raise
             self._loop.add_reader(self._handle, self._gone)
             return socket.socket(fileno=os.dup(ours.fileno()))
 
