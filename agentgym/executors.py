@@ -66,6 +66,7 @@ class LocalExecutor(Executor):
         self.config = config
         self.setup = Setup(config, address, make_env)
         self.replaced = 0
+        self.lag_s = 0.0  # of this process's loop
         self._ready: set[RemoteWorker] = set()
         self._alive: set[RemoteWorker] = set()
         self._changed = asyncio.Event()  # a worker became ready, or none will
@@ -130,11 +131,12 @@ class LocalExecutor(Executor):
         self._changed.set()
 
     def stats(self) -> dict[str, float]:
-        """Workers that are ready, episodes that they run, the longest lag of their loops, and how many were replaced."""
+        """Workers that are ready, episodes that they run, the longest lag of their loops and this one's, replacements."""
         return {
             "workers": len(self._ready),
             "running": sum(worker.load for worker in self._alive),
             "lag_s": max((worker.lag_s for worker in self._ready), default=0.0),
+            "own_lag_s": self.lag_s,
             "replaced": self.replaced,
         }
 
@@ -192,6 +194,7 @@ class LocalExecutor(Executor):
         while True:
             await asyncio.sleep(tick)
             now = loop.time()
+            self.lag_s = max(0.0, now - last - tick)
             elapsed, last = min(now - last, 2 * tick), now  # if more, this loop was not listening
             for worker in [worker for worker in self._alive if worker.pid and not worker.verdict]:
                 why = worker.check(elapsed, settings.worker_timeout_s, settings.worker_memory_gib * 2**30)

@@ -182,6 +182,17 @@ class Parrot(TokenPolicy):
         super().__init__(lambda prompt: prompt.messages[-1].content)
 
 
+class Fragile(Parrot):
+    """Can be made only so many times, by all processes together that name the same folder."""
+
+    def __init__(self, folder: str, times: int) -> None:
+        super().__init__()
+        made = len(list(Path(folder).glob("made-*")))
+        if made == times:
+            raise RuntimeError(f"made {made} times")
+        (Path(folder) / f"made-{made}").touch()
+
+
 class DeafEnv(EchoEnv):
     """Cannot be cancelled in `step`."""
 

@@ -8,12 +8,15 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import agentgym
 from agentgym.config import Config, load_config
+from agentgym.environments.adapter import FromGymnasium
 from agentgym.errors import InfrastructureError, UsageError
 from agentgym.executors import Executor, InlineExecutor, LocalExecutor
 from agentgym.policy import PolicyAddress
@@ -59,7 +62,9 @@ async def test_many_episodes_in_two_workers_all_come_back_and_are_shared_out():
         await until(lambda: pool.executor.stats()["running"] == 256)
         assert {worker.load for worker in pool.executor._ready} == {128}
         found = await running
-        assert pool.executor.stats() | {"lag_s": 0} == {"workers": 2, "running": 0, "lag_s": 0, "replaced": 0}
+        stats = pool.executor.stats()
+        assert (stats["workers"], stats["running"], stats["replaced"]) == (2, 0, 0)
+        assert set(stats) == {"workers", "running", "lag_s", "own_lag_s", "replaced"}
     assert sorted(found) == sorted(f"e{index}" for index in range(256))
     assert {trajectory.status for trajectory in found.values()} == {"completed"}
     assert {trajectory.outcome for trajectory in found.values()} == {1.0}
@@ -298,6 +303,57 @@ async def test_a_policy_that_cannot_be_made_there_is_an_error_at_the_start(facto
 async def test_workers_need_an_address_and_a_number():
     assert isinstance(RolloutPool(TokenPolicy(), small()).executor, InlineExecutor)
     assert isinstance(RolloutPool(Parrot(), small("rollout.workers=0")).executor, InlineExecutor)
+
+
+async def test_when_no_worker_can_start_any_more_episodes_end_and_say_why(tmp_path):
+    address = PolicyAddress(factory="tests.fakes:Fragile", options={"folder": str(tmp_path), "times": 1})
+    executor = LocalExecutor(address, small(), stubborn)
+    async with RolloutPool(Parrot(), small("rollout.retries=1"), executor=executor) as pool:
+        words = ["exit 1", "yes", "yes"]
+        found = await collect(pool, [request(word, index) for index, word in enumerate(words)])
+        assert found["e0"].status == "infrastructure"
+        late = await pool.episode(request())
+    assert late.status == "infrastructure"
+    assert late.reason.startswith("the worker process ended: ") and late.reason.endswith("RuntimeError: made 1 times")
+
+
+async def test_sandboxed_tasks_of_a_registered_environment_are_solved_in_workers():
+    tasks = agentgym.make_tasks("terminal/basics").tasks("test")[:8]
+    config = small("rollout.workers=2")
+    executor = LocalExecutor(PolicyAddress(factory="agentgym.policies.scripted:OraclePolicy"), config)
+    async with RolloutPool(Parrot(), config, executor=executor) as pool:
+        asked = [
+            EpisodeRequest(id=task.id, group_id="", task=task, seed=1, sampling=Sampling(max_tokens=64))
+            for task in tasks
+        ]
+        found = await collect(pool, asked)
+    assert {id: trajectory.outcome for id, trajectory in found.items()} == {task.id: 1.0 for task in tasks}
+
+
+class BlockingGym(gymnasium.Env):
+    """A synchronous environment that blocks its thread for 0.2 s a step."""
+
+    observation_space = gymnasium.spaces.Discrete(3)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        time.sleep(0.2)
+        return int(action), 1.0, True, False, {}
+
+
+async def test_synchronous_environments_block_nobody_but_themselves():
+    config = small("rollout.worker_timeout_s=1")
+    address = PolicyAddress(factory="agentgym.policies.scripted:ScriptedPolicy", options={"script": ["2"]})
+    executor = LocalExecutor(address, config, lambda task: FromGymnasium(BlockingGym))
+    async with RolloutPool(Parrot(), config, executor=executor) as pool:
+        await pool.episode(request())
+        began = time.monotonic()
+        found = await collect(pool, [request("", index) for index in range(32)])
+        assert time.monotonic() - began < 32 * 0.2 / 2
+    assert {(trajectory.status, trajectory.outcome) for trajectory in found.values()} == {("completed", 1.0)}
 
 
 class Chance(Executor):
