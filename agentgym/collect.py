@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import numpy as np
 
-from agentgym.pool import RolloutPool, cancel
-from agentgym.types import Group, Sampling, Task, Trajectory
+from agentgym.pool import cancel
+from agentgym.types import Group, Task, Trajectory
 
 
 class TaskStream:
@@ -22,15 +22,19 @@ class TaskStream:
         self.tasks = tasks
         self.seed = seed
         self.position = position
-        self._order: np.ndarray = np.empty(0, dtype=int)
-        self._epoch = -1
+        self._orders: dict[int, np.ndarray] = {}
 
     def __next__(self) -> Task:
-        epoch, offset = divmod(self.position, len(self.tasks))
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, np.random.default_rng([self.seed, epoch]).permutation(len(self.tasks))
         self.position += 1
-        return self.tasks[int(self._order[offset])]
+        return self.at(self.position - 1)
+
+    def at(self, position: int) -> Task:
+        """The task at a position."""
+        epoch, offset = divmod(position, len(self.tasks))
+        if epoch not in self._orders:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.tasks))
+            self._orders = {epoch - 1: self._orders.get(epoch - 1, order), epoch: order}  # two epochs may overlap
+        return self.tasks[int(self._orders[epoch][offset])]
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,40 +50,34 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def collect(
-    pool: RolloutPool,
-    stream: TaskStream,
+    start: Callable[[int], Awaitable[Group]],
     *,
-    prefix: str,
     wanted: int,
     limit: int,
-    size: int,
-    sampling: Sampling,
     useful: Callable[[Group], bool],
-    keep: Callable[[Trajectory], None],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:
-    """Run groups until `wanted` of them are useful or `limit` have been started (dynamic sampling, 2503.14476).
+    """Run groups 0, 1, 2, ... until `wanted` of them are useful or `limit` were started (dynamic sampling, 2503.14476).
 
-    consumes: tasks of the stream; produces: groups, each trajectory handed to `keep` as it ends; waits for: the pool;
-    is unblocked by: any group's end, which starts a replacement if the group has nothing to learn from.
+    consumes: nothing but numbers, which `start` makes groups of; produces: one Collected; waits for: the groups that
+    are running; is unblocked by: any group's end, which starts a replacement if it has nothing to learn from.
     """
     started = 0
     found: dict[bool, list[Group]] = {True: [], False: []}
 
-    def start() -> asyncio.Task[Group]:
+    def another() -> asyncio.Future[Group]:
         nonlocal started
-        seed, task = stream.position, next(stream)
         started += 1
-        return asyncio.create_task(pool.group(f"{prefix}-g{started - 1:03d}", task, seed, sampling, size, keep))
+        return asyncio.ensure_future(start(started - 1))
 
-    running = {start() for _ in range(min(wanted, limit))}
+    running = {another() for _ in range(min(wanted, limit))}
     try:
         while running:
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for group in (task.result() for task in ended):
                 found[useful(group)].append(group)
             while len(found[True]) + len(running) < wanted and started < limit:
-                running.add(start())
+                running.add(another())
             progress(len(found[True]), wanted)
     finally:
         await cancel(list(running))

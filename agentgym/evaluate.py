@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -29,6 +30,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     outcome_mean: float
     attempts: int
     errors: int
+    step: int = 0  # training steps of the checkpoint
     seconds: float = 0.0
 
     @property
@@ -87,13 +89,15 @@ async def evaluate(
     missing = [request for request in wanted if request.id not in found]
     progress(len(wanted) - len(missing), len(wanted))
     async for trajectory in pool.episodes(missing):
-        store.add_trajectory(trajectory, stage=stage, step=step, life=life)
+        await asyncio.to_thread(store.add_trajectory, trajectory, stage=stage, step=step, life=life)
         found[trajectory.id] = trajectory
         progress(len(found), len(wanted))
-    return summarise(stage, tasks, [found[request.id] for request in wanted], attempts)
+    return summarise(stage, tasks, [found[request.id] for request in wanted], attempts, step)
 
 
-def summarise(stage: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], attempts: int) -> Evaluation:
+def summarise(
+    stage: str, tasks: Sequence[Task], trajectories: Sequence[Trajectory], attempts: int, step: int = 0
+) -> Evaluation:
     """The evaluation that `trajectories` make: `attempts` of each task, in the tasks' order."""
     outcomes = [trajectory.outcome or 0.0 for trajectory in trajectories]
     solved_NK = np.array([outcome >= SOLVED for outcome in outcomes], dtype=float).reshape(len(tasks), attempts)
@@ -104,6 +108,7 @@ def summarise(stage: str, tasks: Sequence[Task], trajectories: Sequence[Trajecto
         success_N=tuple(float(share) for share in solved_NK.mean(axis=1)),
         outcome_mean=float(np.mean(outcomes)) if outcomes else 0.0,
         attempts=attempts,
+        step=step,
         errors=sum(trajectory.outcome is None for trajectory in trajectories),
     )
 

@@ -86,10 +86,10 @@ class Pipeline:
 
     async def go(self) -> dict[str, Any]:
         """Run all stages that are not done and return the result."""
-        if "result" not in self.run.progress:
+        if self.run.progress.get("finished_steps") != self.config.trainer.steps:
             async with AsyncExitStack() as stack:
                 await self._stages(stack)
-            self.run.save_progress(result=True)
+            self.run.save_progress(finished_steps=self.config.trainer.steps)
         return write_result(self.run)
 
     async def _stages(self, stack: AsyncExitStack) -> None:
@@ -100,10 +100,12 @@ class Pipeline:
         run, config = self.run, self.config
         base = resolve_model(config.model.path, progress=partial(self._say, "model"))
         found = checkpoint.latest(run.checkpoints)
-        start = checkpoint.read_state(found) if found else {"step": 0, "position": 0}
-        run.store.rewind(start["step"])
-        run.metrics.rewind(start["step"])
-        version = run.store.add_version(step=start["step"], life=run.life)
+        step = int(checkpoint.read_state(found)["step"]) if found else 0
+        if step > config.trainer.steps:
+            raise UsageError(f"{found} has more steps than trainer.steps={config.trainer.steps}: raise trainer.steps")
+        run.store.rewind(step)
+        run.metrics.rewind(step)
+        version = run.store.add_version(step=step, life=run.life)
 
         learner = LearnerProcess(config, model=found or base, folder=run.folder)
         stack.push_async_callback(learner.close)
@@ -122,26 +124,23 @@ class Pipeline:
             if config.warm_start.examples:
                 await self._warm_start(learner, base)
                 await publish(run, learner, policy, 0)
-            await save_checkpoint(run, learner, step=0, position=0)
+            await save_checkpoint(run, learner, 0)
         if config.warm_start.examples:
             await self._evaluate(pool, "before", 0)
-        await self._train(pool, policy, learner, start)
+        if step < config.trainer.steps:
+            await self._train(pool, policy, learner, step)
         await self._evaluate(pool, "after", config.trainer.steps)
 
-    async def _train(
-        self, pool: RolloutPool, policy: ServingPolicy, learner: LearnerProcess, start: dict[str, Any]
-    ) -> None:
+    async def _train(self, pool: RolloutPool, policy: ServingPolicy, learner: LearnerProcess, step: int) -> None:
         from agentgym.trainers.guard import measure_gap
         from agentgym.trainers.loop import Training
 
-        stream = TaskStream(self.training, self.config.seed, start["position"])
-        if start["step"] >= self.config.trainer.steps:
-            return
+        stream = TaskStream(self.training, self.config.seed)
         with self._timed("train"):
             gap = await measure_gap(self.run, pool, learner, stream)
             self.run.log(f"gap between trainer and engine: {gap}")
             training = Training(
-                self.run, policy, pool, learner, stream, step=start["step"], progress=self.progress,
+                self.run, policy, pool, learner, stream, step=step, progress=self.progress,
                 evaluate=lambda step: self._success_at(pool, step),
             )  # fmt: skip
             await training.train()
@@ -180,11 +179,12 @@ class Pipeline:
     async def _evaluate(self, pool: RolloutPool, stage: str, step: int) -> None:
         """Evaluate once; the result is kept in `progress.json`."""
         kept = self.run.progress.get("evaluations", {})
-        if stage in kept or not self.config.evaluation.before_and_after:
+        done = kept.get(stage, {}).get("step") == step
+        if done or not self.config.evaluation.before_and_after:
             return
         with self._timed(f"evaluate_{stage}"):
-            done = await self._evaluation(pool, stage, step)
-        self.run.save_progress(evaluations={**kept, stage: msgspec.to_builtins(done)})
+            found = await self._evaluation(pool, stage, step)
+        self.run.save_progress(evaluations={**kept, stage: msgspec.to_builtins(found)})
 
     async def _success_at(self, pool: RolloutPool, step: int) -> float:
         return (await self._evaluation(pool, "during", step)).success

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from agentgym.config import Config, load_config, to_yaml
 from agentgym.errors import UsageError
 from agentgym.metrics import MetricsWriter
 from agentgym.store import Store
+
+T = TypeVar("T")
+SHOW_EVERY_S = 0.5
 
 
 class Run:
@@ -29,7 +36,10 @@ class Run:
         self.store = Store(folder / "store.sqlite")
         self.metrics = MetricsWriter(folder)
         self.life = self.store.new_life()
+        self.doing: dict[str, Any] = {}
         self.progress: dict[str, Any] = read_json(folder / "progress.json") or {}
+        self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+        self._shown = 0.0
         self.began = time.monotonic()
         self.earlier_seconds = float(self.progress.get("seconds", 0.0))
 
@@ -47,8 +57,11 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, overrides: list[str] | None = None) -> Run:
-        """Open an existing run to go on with it, under its own config."""
-        return cls(folder, read_config(folder, overrides))
+        """Open an existing run to go on with it, under its own config; overrides become part of it."""
+        config = read_config(folder, overrides)
+        run = cls(folder, config)
+        write_text(folder / "config.yaml", to_yaml(config))
+        return run
 
     @property
     def checkpoints(self) -> Path:
@@ -64,13 +77,26 @@ class Run:
         self.progress.update(values, seconds=self.seconds)
         write_text(self.folder / "progress.json", json.dumps(self.progress, indent=1))
 
+    async def stored(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call the store in its own thread, in the order of the calls, so that the event loop never waits for the disk."""
+        return await asyncio.get_running_loop().run_in_executor(self._store_thread, partial(work, *args, **kwargs))
+
+    def show(self, doing: dict[str, Any], *, now: bool = False) -> None:
+        """Tell `agentgym status --watch` what is going on (`live.json`), at most twice a second."""
+        self.doing.update(doing)
+        if now or time.monotonic() - self._shown > SHOW_EVERY_S:
+            self._shown = time.monotonic()
+            write_text(self.folder / "live.json", json.dumps({**self.doing, "time": time.time()}))
+
     def log(self, text: str) -> None:
         """A line for `log.txt`, with the time."""
         with (self.folder / "log.txt").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
+        self._store_thread.shutdown()
         self.save_progress()
+        (self.folder / "live.json").unlink(missing_ok=True)
         self.metrics.close()
         self.store.close()
         self._lock.close()

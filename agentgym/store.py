@@ -1,38 +1,49 @@
 """The run's store: one SQLite file (WAL) that holds every task, trajectory, sample and weight version.
 
 Ids make every write idempotent: writing the same row twice leaves one row. A *life* is one process's ownership of
-the run; a resume begins a new life, and the rows of steps that it takes back are marked undone, never deleted.
+the run; a resume begins a new life, and what it takes back is marked undone, never deleted. What survives is one
+history: in it every sample is consumed at most once, which a unique index enforces.
+
+Calls may come from any thread; one is done at a time.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agentgym.errors import UsageError
+from agentgym.errors import InfrastructureError, UsageError
 from agentgym.types import Sample, Task, Trajectory
 
 FORMAT = 1
+CHUNK = 256  # rows read under one lock
 
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS trajectories (
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE tasks (id TEXT PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE groups (id TEXT PRIMARY KEY, step INTEGER NOT NULL, number INTEGER NOT NULL, position INTEGER NOT NULL);
+CREATE TABLE trajectories (
     id TEXT PRIMARY KEY, stage TEXT NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL, group_id TEXT NOT NULL,
-    task_id TEXT NOT NULL, status TEXT NOT NULL, outcome REAL, undone INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS trajectories_by_stage ON trajectories (stage, step);
-CREATE TABLE IF NOT EXISTS samples (
-    id TEXT PRIMARY KEY, trajectory_id TEXT NOT NULL, step INTEGER NOT NULL, advantages BLOB NOT NULL,
-    rejected TEXT, consumed_step INTEGER, consumed_life INTEGER, body BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS samples_by_step ON samples (consumed_step);
-CREATE TABLE IF NOT EXISTS versions (
+    task_id TEXT NOT NULL, status TEXT NOT NULL, outcome REAL, version INTEGER NOT NULL,
+    undone INTEGER NOT NULL DEFAULT 0, body BLOB NOT NULL);
+CREATE INDEX trajectories_by_stage ON trajectories (stage, step);
+CREATE INDEX trajectories_by_group ON trajectories (group_id);
+CREATE TABLE samples (
+    id TEXT PRIMARY KEY, trajectory_id TEXT NOT NULL, step INTEGER NOT NULL, advantages BLOB NOT NULL, rejected TEXT,
+    body BLOB NOT NULL);
+CREATE TABLE consumptions (
+    sample_id TEXT NOT NULL, step INTEGER NOT NULL, life INTEGER NOT NULL, undone INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (sample_id, step, life));
+CREATE UNIQUE INDEX consumed_once ON consumptions (sample_id) WHERE undone = 0;
+CREATE TABLE versions (
     version INTEGER PRIMARY KEY, step INTEGER NOT NULL, life INTEGER NOT NULL, created REAL NOT NULL,
     undone INTEGER NOT NULL DEFAULT 0);
 """
@@ -45,7 +56,7 @@ _advantages = msgspec.msgpack.Decoder(tuple[float, ...]).decode
 
 
 class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample with its fate: consumed by which optimiser step, or rejected and why."""
+    """A sample with its fate in the surviving history: trained on by which step, or rejected and why, or waiting."""
 
     sample: Sample
     advantages: tuple[float, ...]
@@ -61,61 +72,128 @@ class Store:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         if read_only and not path.is_file():
             raise UsageError(f"no store at {path}: is this a run folder?")
-        mode = "ro" if read_only else "rwc"
-        self._db = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=30)
-        if not read_only:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(SCHEMA)
-            self._db.execute("INSERT OR IGNORE INTO meta VALUES ('format', ?)", (str(FORMAT),))
-        found = int(self.meta("format") or 0)
+        self.path = path
+        self._lock = threading.RLock()
+        uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        with self._telling():
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30, check_same_thread=False)
+            if not read_only:
+                self._prepare()
+            found = int(self.meta("format") or 0)
         if found != FORMAT:
+            self.close()
             raise UsageError(
                 f"{path} has format {found}, this agentgym reads format {FORMAT}: use the version that made it"
             )
 
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")  # what was said to be kept is on the disk
+        with self.transaction():
+            if self._all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
+                return
+            for statement in SCHEMA.split(";"):
+                self._db.execute(statement)
+            self.set_meta("format", str(FORMAT))
+
     def close(self) -> None:
-        self._db.close()
+        """Close the file; safe to call twice."""
+        with self._lock:
+            self._db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes inside are kept together or not at all."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        """All writes inside are kept together or not at all; other threads wait for its end."""
+        with self._telling():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Do it alone; what the disk or another process does to us is told in one line."""
+        with self._lock:
+            try:
+                yield
+            except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+                if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+                    raise
+                remedy = (
+                    "free some space and resume the run"
+                    if "full" in str(error)
+                    else "see that nobody else writes to it"
+                )
+                raise InfrastructureError(f"{self.path}: {error}: {remedy}") from error
+
+    def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._telling():
+            return self._db.execute(query, values).fetchall()
+
+    def _write(self, query: str, values: Sequence[Any] = ()) -> None:
+        with self._telling():
+            self._db.execute(query, values)
+
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+        """Rows in chunks, so that a long reading keeps nobody waiting."""
+        with self._telling():
+            cursor = self._db.execute(query, values)
+        while True:
+            with self._telling():
+                rows = cursor.fetchmany(CHUNK)
+            if not rows:
+                return
+            yield from rows
 
     # --- small facts ---------------------------------------------------------------------------------------------
 
     def meta(self, key: str) -> str | None:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
+        rows = self._all("SELECT value FROM meta WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
 
     def set_meta(self, key: str, value: str) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+        self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def new_life(self) -> int:
+        """Begin a new life of the run and return its number, from 0."""
+        with self.transaction():
+            life = int(self.meta("life") or -1) + 1
+            self.set_meta("life", str(life))
+        return life
 
     # --- what was collected --------------------------------------------------------------------------------------
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
-        self._db.executemany("INSERT OR IGNORE INTO tasks VALUES (?, ?)", [(task.id, _encode(task)) for task in tasks])
+        with self.transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO tasks VALUES (?, ?)", [(task.id, _encode(task)) for task in tasks]
+            )
 
     def task(self, id: str) -> Task | None:
-        row = self._db.execute("SELECT body FROM tasks WHERE id = ?", (id,)).fetchone()
-        return _task(row[0]) if row else None
+        rows = self._all("SELECT body FROM tasks WHERE id = ?", (id,))
+        return _task(rows[0][0]) if rows else None
+
+    def start_group(self, id: str, *, step: int, number: int) -> int:
+        """The position in the stream of the task that the group works on: its old one, or the next that none has."""
+        with self.transaction():
+            query = "INSERT OR IGNORE INTO groups SELECT ?, ?, ?, COALESCE(MAX(position), -1) + 1 FROM groups"
+            self._db.execute(query, (id, step, number))
+            return int(self._all("SELECT position FROM groups WHERE id = ?", (id,))[0][0])
 
     def add_trajectory(self, trajectory: Trajectory, *, stage: str, step: int, life: int) -> None:
-        row = (
-            trajectory.id, stage, step, life, trajectory.group_id, trajectory.task_id, trajectory.status,
-            trajectory.outcome, _encode(trajectory),
+        newest = max((version for turn in trajectory.turns for version in turn.completion.versions), default=-1)
+        self._write(
+            "INSERT OR IGNORE INTO trajectories (id, stage, step, life, group_id, task_id, status, outcome, version, body) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                trajectory.id, stage, step, life, trajectory.group_id, trajectory.task_id, trajectory.status,
+                trajectory.outcome, newest, _encode(trajectory),
+            ),
         )  # fmt: skip
-        self._db.execute(
-            "INSERT OR IGNORE INTO trajectories (id, stage, step, life, group_id, task_id, status, outcome, body) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            row,
-        )
 
     def trajectories(self, *, stage: str, step: int | None = None, undone: bool = False) -> Iterator[Trajectory]:
         """Trajectories of a stage ("train", "demonstrate", "eval-..."), in the order they were written."""
@@ -123,26 +201,30 @@ class Store:
         values: list[Any] = [stage, int(undone)]
         if step is not None:
             query, values = f"{query} AND step = ?", [*values, step]
-        for (body,) in self._db.execute(f"{query} ORDER BY rowid", values):
+        for (body,) in self._rows(f"{query} ORDER BY rowid", values):
             yield _trajectory(body)
 
     def trajectory(self, id: str) -> Trajectory | None:
-        row = self._db.execute("SELECT body FROM trajectories WHERE id = ?", (id,)).fetchone()
-        return _trajectory(row[0]) if row else None
+        rows = self._all("SELECT body FROM trajectories WHERE id = ?", (id,))
+        return _trajectory(rows[0][0]) if rows else None
+
+    def members(self, group_id: str) -> list[Trajectory]:
+        """The episodes of a group that survive; those that have no reward through no fault of theirs are left out."""
+        query = "SELECT body FROM trajectories WHERE group_id = ? AND undone = 0 AND status NOT IN ('infrastructure', 'cancelled')"
+        return [_trajectory(body) for (body,) in self._all(query, (group_id,))]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Trajectories by stage and status, undone ones apart."""
         found: dict[str, dict[str, int]] = {}
         query = "SELECT stage, CASE undone WHEN 1 THEN 'undone' ELSE status END AS fate, COUNT(*) FROM trajectories GROUP BY 1, 2"
-        for stage, fate, number in self._db.execute(query):
+        for stage, fate, number in self._all(query):
             found.setdefault(stage, {})[fate] = number
         return found
 
     def failures(self) -> dict[str, int]:
         """Reasons of the episodes that have no reward, with how many had each."""
         found: Counter[str] = Counter()
-        query = "SELECT body FROM trajectories WHERE status IN ('infrastructure', 'task')"
-        for (body,) in self._db.execute(query):
+        for (body,) in self._rows("SELECT body FROM trajectories WHERE status IN ('infrastructure', 'task')"):
             trajectory = _trajectory(body)
             found[f"{trajectory.status}: {trajectory.reason}"] += 1
         return dict(found.most_common())
@@ -152,58 +234,68 @@ class Store:
     def add_sample(
         self, sample: Sample, *, step: int, advantages: tuple[float, ...], rejected: str | None = None
     ) -> None:
-        self._db.execute(
-            "INSERT OR IGNORE INTO samples (id, trajectory_id, step, advantages, rejected, body) VALUES (?, ?, ?, ?, ?, ?)",
+        """Keep a sample; in a history that was taken back it may have been scored otherwise, which this replaces."""
+        self._write(
+            "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "step = excluded.step, advantages = excluded.advantages, rejected = excluded.rejected, body = excluded.body",
             (sample.id, sample.trajectory_id, step, _encode(advantages), rejected, _encode(sample)),
         )
 
     def consume(self, ids: Iterable[str], *, step: int, life: int) -> None:
-        """Mark samples as trained on by the optimiser step `step`; a sample can be consumed once."""
-        ids = list(ids)
-        changed = 0
+        """Mark samples as trained on by `step`; one that the surviving history has trained on already is refused."""
         for id in ids:
-            query = "UPDATE samples SET consumed_step = ?, consumed_life = ? WHERE id = ? AND consumed_step IS NULL"
-            changed += self._db.execute(query, (step, life, id)).rowcount
-        if changed != len(ids):
-            raise RuntimeError(
-                f"step {step}: {len(ids) - changed} of {len(ids)} samples were consumed before or never stored"
-            )
+            if not self._all("SELECT 1 FROM samples WHERE id = ?", (id,)):
+                raise RuntimeError(f"step {step}: the sample {id} was never stored")
+            try:
+                self._write("INSERT INTO consumptions (sample_id, step, life) VALUES (?, ?, ?)", (id, step, life))
+            except sqlite3.IntegrityError as error:
+                raise RuntimeError(f"step {step}: the sample {id} was trained on before") from error
 
     def samples(self) -> Iterator[StoredSample]:
-        """All samples, in the order they were written."""
-        query = "SELECT advantages, step, rejected, consumed_step, consumed_life, body FROM samples ORDER BY rowid"
-        for advantages, step, rejected, consumed_step, consumed_life, body in self._db.execute(query):
+        """All samples of trajectories that survive, in the order they were written."""
+        query = """
+            SELECT s.advantages, s.step, s.rejected, c.step, c.life, s.body
+            FROM samples s JOIN trajectories t ON t.id = s.trajectory_id AND t.undone = 0
+            LEFT JOIN consumptions c ON c.sample_id = s.id AND c.undone = 0 ORDER BY s.rowid"""
+        for advantages, step, rejected, consumed_step, consumed_life, body in self._rows(query):
             yield StoredSample(
                 sample=_sample(body), advantages=_advantages(advantages), step=step, rejected=rejected,
                 consumed_step=consumed_step, consumed_life=consumed_life,
             )  # fmt: skip
 
+    def consumed(self) -> dict[int, int]:
+        """How many samples each step of the surviving history has trained on."""
+        return dict(self._all("SELECT step, COUNT(*) FROM consumptions WHERE undone = 0 GROUP BY step ORDER BY step"))
+
     # --- weight versions -----------------------------------------------------------------------------------------
 
     def add_version(self, *, step: int, life: int) -> int:
         """A new weight version, made by `step`; numbers are never used twice, also across lives."""
-        row = self._db.execute("SELECT COALESCE(MAX(version), -1) + 1 FROM versions").fetchone()
-        self._db.execute(
-            "INSERT INTO versions (version, step, life, created) VALUES (?, ?, ?, ?)", (row[0], step, life, time.time())
-        )
-        return int(row[0])
+        with self.transaction():
+            version = int(self._all("SELECT COALESCE(MAX(version), -1) + 1 FROM versions")[0][0])
+            query = "INSERT INTO versions (version, step, life, created) VALUES (?, ?, ?, ?)"
+            self._db.execute(query, (version, step, life, time.time()))
+        return version
 
     def versions(self) -> list[dict[str, Any]]:
         """All weight versions, oldest first."""
         columns = ("version", "step", "life", "created", "undone")
-        query = f"SELECT {', '.join(columns)} FROM versions ORDER BY version"
-        return [dict(zip(columns, row, strict=True)) for row in self._db.execute(query)]
-
-    def new_life(self) -> int:
-        """Begin a new life of the run and return its number, from 0."""
-        life = int(self.meta("life") or -1) + 1
-        self.set_meta("life", str(life))
-        return life
+        rows = self._all(f"SELECT {', '.join(columns)} FROM versions ORDER BY version")
+        return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def rewind(self, step: int) -> None:
-        """Take back everything after training step `step`: the run goes on from the checkpoint of that step."""
+        """Take back everything that follows from training steps after `step`: the run goes on from that checkpoint.
+
+        Their versions and consumptions are undone, and so is every episode that such a version had a part in. Episodes
+        that older versions sampled stay, and are trained on when their step comes again. Evaluations of undone weights
+        are deleted.
+        """
         with self.transaction():
-            self._db.execute("UPDATE trajectories SET undone = 1 WHERE stage = 'train' AND step > ?", (step,))
             self._db.execute("UPDATE versions SET undone = 1 WHERE step > ?", (step,))
-            query = "UPDATE samples SET consumed_step = NULL, consumed_life = NULL, rejected = 'undone' WHERE step > ?"
-            self._db.execute(query, (step,))
+            self._db.execute("UPDATE consumptions SET undone = 1 WHERE step > ?", (step,))
+            self._db.execute(
+                "UPDATE trajectories SET undone = 1 WHERE stage = 'train' AND step > ? "
+                "AND version IN (SELECT version FROM versions WHERE undone = 1)",
+                (step,),
+            )
+            self._db.execute("DELETE FROM trajectories WHERE stage = 'eval-during' AND step > ?", (step,))

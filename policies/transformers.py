@@ -141,7 +141,8 @@ class TransformersPolicy(TokenPolicy):
         with self._wake:
             self._closing = True
             left = [request.done for request in batch.requests + self._waiting] + [done for *_, done in self._updates]
-            self._waiting, self._updates = [], []
+            self._waiting.clear()
+            self._updates.clear()
         for done in left:
             _settle(done, error)
 
@@ -150,11 +151,12 @@ class TransformersPolicy(TokenPolicy):
         with self._wake:
             while not (self._closing or self._waiting or self._updates or batch.requests):
                 self._wake.wait()
-            updates, self._updates = self._updates, []
+            updates = self._updates[:]
+            self._updates.clear()  # in place, here and below: whoever is about to put something holds the list itself
             if not batch.requests or batch.steps >= ADMIT_EVERY:
                 room = self.config.engine.max_num_seqs - len(batch.requests)
-                admitted, self._waiting = self._waiting[:room], self._waiting[room:]
-                batch.add(admitted)
+                batch.add(self._waiting[:room])
+                del self._waiting[:room]
         for directory, version, done in updates:
             try:
                 state = {name: tensor for path in weight_files(directory) for name, tensor in load_file(path).items()}

@@ -1,11 +1,13 @@
 import asyncio
 import time
 
+import pytest
+
 from agentgym.collect import TaskStream, collect
 from agentgym.config import load_config
 from agentgym.pool import RolloutPool
 from agentgym.rollout import EpisodeRequest
-from agentgym.types import Sampling, Task
+from agentgym.types import Group, Sampling, Task
 from tests.fakes import EchoEnv, TokenPolicy, Words, word_task
 
 
@@ -85,19 +87,29 @@ def test_the_stream_goes_on_exactly_where_it_was_across_epochs():
 
 
 async def test_groups_without_spread_are_replaced_up_to_the_limit():
-    pool = RolloutPool(TokenPolicy(), load_config(), lambda task: EchoEnv())
-    kept = []
+    async def start(number: int) -> Group:
+        return Group(id=f"g{number}", task_id="t", trajectories=())
 
-    async def run(limit: int, useful):
-        return await collect(
-            pool, TaskStream(Words().tasks("train"), 0), prefix="s", wanted=3, limit=limit, size=2,
-            sampling=Sampling(), useful=useful, keep=kept.append,
-        )  # fmt: skip
+    found = await collect(start, wanted=3, limit=8, useful=lambda group: group.id not in ("g0", "g2"))
+    assert [group.id for group in found.groups] == ["g1", "g3", "g4"]
+    assert [group.id for group in found.dropped] == ["g0", "g2"]
 
-    found = await run(8, lambda group: group.id not in ("s-g000", "s-g002"))
-    assert [group.id for group in found.groups] == ["s-g001", "s-g003", "s-g004"]
-    assert [group.id for group in found.dropped] == ["s-g000", "s-g002"]
-    assert len(kept) == 10
-
-    found = await run(4, lambda group: False)
+    found = await collect(start, wanted=3, limit=4, useful=lambda group: False)
     assert (len(found.groups), len(found.dropped)) == (0, 4)
+
+
+async def test_a_group_that_fails_ends_the_others():
+    ended = []
+
+    async def start(number: int) -> Group:
+        if number == 1:
+            raise OSError("the disk is gone")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+        raise AssertionError
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        await collect(start, wanted=3, limit=3, useful=lambda group: True)
+    assert sorted(ended) == [0, 2]

@@ -1,7 +1,10 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
 import pytest
 
 from agentgym.config import AlgorithmConfig, load_config
-from agentgym.errors import UsageError
+from agentgym.errors import InfrastructureError, UsageError
 from agentgym.run import Run, lock, owner_of
 from agentgym.samples import samples_from
 from agentgym.store import Store
@@ -40,40 +43,82 @@ def test_what_is_written_comes_back_equal_and_twice_is_once(store):
     assert (kept.sample, kept.advantages, kept.step) == (sample("t"), (0.5,), 1)
 
 
+def add(store: Store, id: str, step: int, versions: tuple[int, int] = (0, 0)) -> None:
+    """A trajectory with its sample, trained on by `step`."""
+    made = trajectory(id)
+    turn = msgspec.structs.replace(made.turns[0], completion=completion((1, 2), (3, 4), versions=versions))
+    store.add_trajectory(msgspec.structs.replace(made, turns=(turn,)), stage="train", step=step, life=0)
+    store.add_sample(sample(id), step=step, advantages=(0.5,))
+    store.consume([f"{id}/0"], step=step, life=0)
+
+
 def test_a_sample_is_consumed_once(store):
-    store.add_sample(sample("t"), step=1, advantages=(0.5,))
-    store.consume(["t/0"], step=1, life=0)
-    with pytest.raises(RuntimeError, match="1 of 1 samples were consumed before"):
+    add(store, "t", 1)
+    with pytest.raises(RuntimeError, match="t/0 was trained on before"):
         store.consume(["t/0"], step=2, life=0)
     with pytest.raises(RuntimeError, match="never stored"):
         store.consume(["other/0"], step=2, life=0)
+    assert store.consumed() == {1: 1}
 
 
 def test_a_transaction_that_fails_leaves_nothing(store):
-    store.add_sample(sample("t"), step=1, advantages=(0.5,))
+    store.add_trajectory(trajectory("t"), stage="train", step=1, life=0)
     with pytest.raises(RuntimeError), store.transaction():
+        store.add_sample(sample("t"), step=1, advantages=(0.5,))
         store.consume(["t/0"], step=1, life=0)
         store.consume(["t/0"], step=1, life=0)
-    (kept,) = store.samples()
-    assert kept.consumed_step is None
+    assert list(store.samples()) == []
+    assert store.consumed() == {}
 
 
-def test_rewind_takes_back_what_came_after_and_keeps_it(store):
-    for step in (1, 2, 3):
-        store.add_trajectory(trajectory(f"t{step}"), stage="train", step=step, life=0)
-        store.add_sample(sample(f"t{step}"), step=step, advantages=(0.5,))
-        store.consume([f"t{step}/0"], step=step, life=0)
-        store.add_version(step=step, life=0)
+def test_rewind_takes_back_what_came_after_and_keeps_what_older_weights_sampled(store):
+    for step in (0, 1, 2, 3):
+        assert store.add_version(step=step, life=0) == step
+    add(store, "a", 1, versions=(0, 0))
+    add(store, "b", 2, versions=(1, 1))
+    add(store, "c", 3, versions=(1, 2))  # its second token is of weights that step 2 made
+    add(store, "d", 3, versions=(1, 1))
     store.rewind(1)
-    assert [kept.id for kept in store.trajectories(stage="train")] == ["t1"]
-    assert len(list(store.trajectories(stage="train", undone=True))) == 3
-    assert [(kept.consumed_step, kept.rejected) for kept in store.samples()] == [
-        (1, None),
-        (None, "undone"),
-        (None, "undone"),
+    assert [kept.id for kept in store.trajectories(stage="train")] == ["a", "b", "d"]
+    assert len(list(store.trajectories(stage="train", undone=True))) == 4
+    assert [(kept.sample.trajectory_id, kept.consumed_step) for kept in store.samples()] == [
+        ("a", 1),
+        ("b", None),
+        ("d", None),
     ]
-    assert [entry["undone"] for entry in store.versions()] == [0, 1, 1]
-    assert store.add_version(step=1, life=1) == 3, "a version number is never used twice"
+    assert [entry["undone"] for entry in store.versions()] == [0, 0, 1, 1]
+    assert store.consumed() == {1: 1}
+    assert store.add_version(step=1, life=1) == 4, "a version number is never used twice"
+    store.consume(["b/0"], step=2, life=1)
+    assert store.consumed() == {1: 1, 2: 1}
+
+
+def test_a_group_goes_on_with_its_task_and_its_surviving_members(store):
+    assert [store.start_group(f"g{number}", step=1, number=number) for number in range(3)] == [0, 1, 2]
+    assert store.start_group("g1", step=1, number=1) == 1, "a group that was started keeps its task"
+    assert store.start_group("h0", step=2, number=0) == 3
+    store.add_trajectory(trajectory("a"), stage="train", step=1, life=0)
+    store.add_trajectory(trajectory("b", None), stage="train", step=1, life=0)
+    assert [member.id for member in store.members("g")] == ["a"], "an infrastructure failure is run again"
+
+
+def test_threads_may_write_at_the_same_time(store):
+    def write(index: int) -> None:
+        with store.transaction():
+            store.add_trajectory(trajectory(f"t{index}"), stage="train", step=1, life=0)
+            store.add_sample(sample(f"t{index}"), step=1, advantages=(0.5,))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(64)))
+    assert len(list(store.samples())) == 64
+
+
+def test_a_full_disk_is_one_line_that_says_what_to_do(store):
+    store._db.execute("PRAGMA max_page_count = 40")
+    with pytest.raises(InfrastructureError, match="full: free some space and resume the run"):
+        for index in range(10_000):
+            store.add_trajectory(trajectory(f"t{index}"), stage="train", step=1, life=0)
+    assert store.trajectory("t0") == trajectory("t0"), "what was kept stays"
 
 
 def test_counts_and_failures(store):

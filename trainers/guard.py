@@ -47,7 +47,7 @@ async def measure_gap(run: Run, pool: RolloutPool, learner: LearnerProcess, stre
     Raises:
         GuardError: the mean is above `guard.gap_mean`, or no episode has a token to compare.
     """
-    probe = TaskStream(stream.tasks, stream.seed + 1, stream.position)
+    probe = TaskStream(stream.tasks, stream.seed + 1)
     sampling = training_sampling(run.config.rollout)
     samples = []
     for index in range(PROBE_GROUPS):

@@ -1,7 +1,8 @@
-"""The training loop: collect, learn, publish, remember; one step after another."""
+"""The training loop: collect, learn, publish, remember; one step after another, while the next ones are collected."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -9,20 +10,25 @@ from pathlib import Path
 
 from agentgym.collect import Collected, TaskStream, collect
 from agentgym.policy import ServingPolicy
-from agentgym.pool import RolloutPool, training_sampling
+from agentgym.pool import RolloutPool, cancel, training_sampling
+from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
 from agentgym.trainers import checkpoint
 from agentgym.trainers.assemble import Assembled, assemble, collection_metrics, has_spread
 from agentgym.trainers.guard import check_guards
 from agentgym.trainers.process import LearnerProcess
+from agentgym.types import Group
 
 Progress = Callable[[str, int, int], None]
 
 
 class Training:
-    """What the loop works with. Serving, collecting and training take turns here.
+    """The trainer's loop and the collectors that run ahead of it; `step` counts the training steps that are done.
 
-    `version` is the weight version that serves; `step` counts the training steps that are done.
+    consumes: the episodes of step 1, 2, 3, ... in this order, each once; produces: a weight version per step, metrics,
+    checkpoints; waits for: the collector of the next step, then the learner; is unblocked by: the last group of that
+    step. Up to `rollout.max_staleness` further steps are collected meanwhile, never more: that is the back-pressure,
+    and it bounds how many versions behind a token can be. With 0 collecting and training take turns.
     """
 
     def __init__(
@@ -42,80 +48,117 @@ class Training:
         self.step = step
         self.evaluate = evaluate
         self.progress = progress
+        self.collecting: dict[int, asyncio.Task[Collected]] = {}
 
     async def train(self) -> None:
         """Train until `trainer.steps` are done; raises GuardError if a guard rail is crossed."""
-        while self.step < self.config.trainer.steps:
-            self.progress("train", self.step, self.config.trainer.steps)
-            began = time.monotonic()
-            collected = await self.collect()
-            assembled = assemble(collected, self.config.algorithm)
-            metrics = collection_metrics(collected, assembled)
-            metrics["collect_seconds"] = time.monotonic() - began
-            if assembled.ready:
-                metrics |= await self.learn(assembled)
-            self.step += 1
-            self.commit(assembled, trained=bool(assembled.ready))
-            if self.config.evaluation.every and self.evaluate and self.step % self.config.evaluation.every == 0:
-                metrics["eval_success"] = await self.evaluate(self.step)
-            self.run.metrics.write(self.step, version=self.policy.version, **metrics)
-            check_guards(self.step, metrics, self.config.guard)
-            if self.step % self.config.trainer.checkpoint_every == 0 or self.step == self.config.trainer.steps:
-                await self.save()
+        try:
+            while self.step < self.config.trainer.steps:
+                self.progress("train", self.step, self.config.trainer.steps)
+                began = time.monotonic()
+                collected = await self.next_collected()
+                waited = time.monotonic() - began
+                assembled = await asyncio.to_thread(assemble, collected, self.config.algorithm)
+                metrics = collection_metrics(collected, assembled) | {"wait_seconds": waited}
+                if assembled.ready:
+                    metrics |= await self.learn(assembled)
+                self.step += 1
+                await self.run.stored(self.commit, assembled)
+                if self.evaluate and self.config.evaluation.every and self.step % self.config.evaluation.every == 0:
+                    metrics["eval_success"] = await self.evaluate(self.step)
+                self.run.metrics.write(self.step, version=self.policy.version, **metrics)
+                check_guards(self.step, metrics, self.config.guard)
+                if self.step % self.config.trainer.checkpoint_every == 0 or self.step == self.config.trainer.steps:
+                    await save_checkpoint(self.run, self.learner, self.step)
+        finally:
+            await cancel(list(self.collecting.values()))
 
-    async def collect(self) -> Collected:
-        """The groups of the next step, every trajectory in the store before anything is learned from it."""
-        rollout, run, step = self.config.rollout, self.run, self.step + 1
+    async def next_collected(self) -> Collected:
+        """The episodes of the next step; collectors of the steps that may run ahead of it are started as well."""
+        ahead = min(self.step + 1 + self.config.rollout.max_staleness, self.config.trainer.steps)
+        for step in range(self.step + 1, ahead + 1):
+            if step not in self.collecting:
+                self.collecting[step] = asyncio.create_task(self.collect(step))
+        self.run.show({"step": self.step, "trainer": f"waits for the episodes of step {self.step + 1}"}, now=True)
+        collected = await self.collecting.pop(self.step + 1)
+        self.run.doing.pop(f"collecting/{self.step + 1}", None)
+        return collected
+
+    async def collect(self, step: int) -> Collected:
+        """The collector of one step.
+
+        consumes: tasks of the stream; produces: groups of episodes, each in the store before anything is learned from
+        it; waits for: places in the pool; is unblocked by: any group's end.
+        """
+        rollout = self.config.rollout
         return await collect(
-            self.pool,
-            self.stream,
-            prefix=f"train-L{run.life}-s{step:05d}",
+            lambda number: self.group(step, number),
             wanted=rollout.groups_per_step,
             limit=round(rollout.groups_per_step * max(1.0, rollout.oversample)),
-            size=rollout.group_size,
-            sampling=training_sampling(rollout),
             useful=lambda group: has_spread(group, self.config.algorithm),
-            keep=lambda trajectory: run.store.add_trajectory(trajectory, stage="train", step=step, life=run.life),
+            progress=lambda done, total: self.run.show({f"collecting/{step}": [done, total]}),
         )
+
+    async def group(self, step: int, number: int) -> Group:
+        """Run the episodes of a group that the store does not have: all of them, unless an earlier life was stopped."""
+        run, size = self.run, self.config.rollout.group_size
+        id = f"train-s{step:05d}-g{number:03d}"
+        position = await run.stored(run.store.start_group, id, step=step, number=number)
+        found = {trajectory.seed: trajectory for trajectory in await run.stored(run.store.members, id)}
+        requests = [
+            EpisodeRequest(
+                id=f"{id}-m{member}-L{run.life}",
+                group_id=id,
+                task=self.stream.at(position),
+                seed=position * 1009 + member,
+                sampling=training_sampling(self.config.rollout),
+            )
+            for member in range(size)
+        ]
+        async for trajectory in self.pool.episodes([request for request in requests if request.seed not in found]):
+            await run.stored(run.store.add_trajectory, trajectory, stage="train", step=step, life=run.life)
+            found[trajectory.seed] = trajectory
+        members = tuple(found[request.seed] for request in requests)
+        return Group(id=id, task_id=members[0].task_id, trajectories=members)
 
     async def learn(self, assembled: Assembled) -> dict[str, float]:
         """Train on the samples and serve the new weights."""
+        self.run.show({"trainer": f"trains step {self.step + 1}"}, now=True)
         began = time.monotonic()
         metrics = await self.learner.step(list(assembled.ready), version=self.policy.version)
         trained = time.monotonic()
+        self.run.show({"trainer": f"publishes the weights of step {self.step + 1}"}, now=True)
         await publish(self.run, self.learner, self.policy, self.step + 1)
-        seconds = {"train_seconds": trained - began, "publish_seconds": time.monotonic() - trained}
-        return metrics | seconds
+        return metrics | {"train_seconds": trained - began, "publish_seconds": time.monotonic() - trained}
 
-    def commit(self, assembled: Assembled, *, trained: bool) -> None:
-        """Write the samples and which step consumed them, in one transaction."""
+    def commit(self, assembled: Assembled) -> None:
+        """Write the samples and which step consumed them, in one transaction; resume undoes it with the checkpoint."""
         store, step = self.run.store, self.step
         with store.transaction():
             for scored in assembled.ready:
                 store.add_sample(scored.sample, step=step, advantages=scored.advantages)
             for scored, reason in assembled.rejected:
                 store.add_sample(scored.sample, step=step, advantages=scored.advantages, rejected=reason)
-            if trained:
-                store.consume((scored.sample.id for scored in assembled.ready), step=step, life=self.run.life)
-
-    async def save(self) -> None:
-        """A whole checkpoint: model, optimiser, schedule, random state and data position."""
-        await save_checkpoint(self.run, self.learner, step=self.step, position=self.stream.position)
+            store.consume((scored.sample.id for scored in assembled.ready), step=step, life=self.run.life)
 
 
 async def publish(run: Run, learner: LearnerProcess, policy: ServingPolicy, step: int) -> int:
     """Serve the learner's weights under a new version, made by `step`, and return it."""
-    version = run.store.add_version(step=step, life=run.life)
+    version = await run.stored(run.store.add_version, step=step, life=run.life)
     directory = run.folder / "weights" / f"v{version:06d}"
     await learner.publish(directory)
     await policy.update_weights(directory, version)
-    shutil.rmtree(directory, ignore_errors=True)
+    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     return version
 
 
-async def save_checkpoint(run: Run, learner: LearnerProcess, *, step: int, position: int) -> Path:
-    """Write the checkpoint of `step` and delete the oldest beyond `trainer.keep_checkpoints`."""
-    with checkpoint.writing(run.checkpoints, step, {"step": step, "position": position}) as folder:
+async def save_checkpoint(run: Run, learner: LearnerProcess, step: int) -> Path:
+    """Write a whole checkpoint of `step` and delete the oldest beyond `trainer.keep_checkpoints`.
+
+    Where the run stands in the data needs no place in it: the store knows which tasks were given out.
+    """
+    run.show({"trainer": f"saves the checkpoint of step {step}"}, now=True)
+    with checkpoint.writing(run.checkpoints, step, {"step": step}) as folder:
         await learner.publish(folder)
         await learner.save(folder / "engine")
     checkpoint.prune(run.checkpoints, run.config.trainer.keep_checkpoints)

@@ -110,7 +110,7 @@ def _status(run: Path) -> dict[str, Any]:
         "owner": owner_of(run),
         "step": lines[-1]["step"] if lines else 0,
         "steps": config.trainer.steps,
-        "finished": bool(progress.get("result")),
+        "finished": progress.get("finished_steps") == config.trainer.steps,
         "stages": progress.get("stages", {}),
         "evaluations": success,
         "episodes": episodes,

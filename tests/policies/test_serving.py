@@ -22,6 +22,7 @@ from agentgym.types import Message, Prompt, Sampling
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 BACKENDS = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+only_transformers = pytest.mark.parametrize("policy", BACKENDS[:1], indirect=True)
 only_vllm = pytest.mark.parametrize("policy", BACKENDS[1:], indirect=True)
 MAX_LENGTH = 512
 
@@ -224,6 +225,13 @@ async def test_updates_under_load_lose_nothing(policy, folders):
         assert len(completion.ids) == len(completion.logprobs) == len(completion.versions)
         assert gap(policy, completion) < 1e-3  # of every token, also after a change of weights in its middle
     assert any(completion.mixed for completion in completions)
+
+
+@only_transformers
+async def test_a_request_made_while_others_are_taken_in_is_not_lost(policy):
+    waiting, updates = policy._waiting, policy._updates
+    await ask(policy, max_tokens=2)
+    assert policy._waiting is waiting and policy._updates is updates, "whoever is about to put something holds the list"
 
 
 async def test_many_long_prompts_at_once_keep_their_seeds(policy):
