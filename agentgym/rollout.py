@@ -47,8 +47,7 @@ async def run_episode(
     `on_stuck` is told, once, of a wait that is long over its deadline and resists being cancelled: only the end of the
     process ends it.
     """
-    episode = _Episode(request, policy, settings, policy_timeout_s)
-    episode.deadline.on_stuck = on_stuck
+    episode = _Episode(request, policy, settings, policy_timeout_s, on_stuck)
     try:
         status, reason, outcome = await episode.play(make_env)
     except TaskError as error:
@@ -74,7 +73,12 @@ def failed(request: EpisodeRequest, status: Status, reason: str, **info: Any) ->
 
 class _Episode:
     def __init__(
-        self, request: EpisodeRequest, policy: Policy, settings: RolloutConfig, policy_timeout_s: float
+        self,
+        request: EpisodeRequest,
+        policy: Policy,
+        settings: RolloutConfig,
+        policy_timeout_s: float,
+        on_stuck: Callable[[str], None],
     ) -> None:
         self.request = request
         self.policy = policy
@@ -83,7 +87,7 @@ class _Episode:
         self.messages: tuple[Message, ...] = ()
         self.turns: list[Turn] = []
         self.session = Session(request.id)
-        self.deadline = Deadline()
+        self.deadline = Deadline(settings.close_timeout_s, on_stuck)
         self.close_error = ""
         self.started = time.time()
         self.clock = time.monotonic()
@@ -176,7 +180,8 @@ class Deadline:
     """One timer for all that a task waits for, one thing after another: when time is up it cancels the task.
 
     Arming it again is cheap, because the timer is left where it is as long as it comes early enough. Work that swallows
-    the cancellation is cancelled again each `AGAIN_S`, and what it returns then does not count.
+    the cancellation, or takes longer than `again_s` to clean up after it, is cancelled again; what it returns then does
+    not count.
 
     Example:
         deadline.arm("step", 120)
@@ -188,10 +193,10 @@ class Deadline:
             raise
     """
 
-    AGAIN_S = 1.0
-    STUCK = 5  # cancellations in vain
+    STUCK = 3  # cancellations in vain
 
-    def __init__(self, on_stuck: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, again_s: float, on_stuck: Callable[[str], None] = lambda reason: None) -> None:
+        self.again_s = again_s
         self.on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
@@ -247,7 +252,7 @@ class Deadline:
             self._task.cancel()
             if self._fired == self.STUCK:
                 self.on_stuck(f"{self._error()} and cannot be cancelled")
-            at = self._loop.time() + self.AGAIN_S
+            at = self._loop.time() + self.again_s
         self._timer = self._loop.call_at(at, self._ring)
 
     def _take_back(self) -> int:

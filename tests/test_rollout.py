@@ -10,7 +10,7 @@ import pytest
 from agentgym.config import RolloutConfig
 from agentgym.errors import SandboxError, TaskError
 from agentgym.policy import ContextOverflow
-from agentgym.rollout import Deadline, EpisodeRequest, run_episode
+from agentgym.rollout import EpisodeRequest, run_episode
 from agentgym.types import Message, Observation, Sampling, StepResult, Trajectory
 from tests.fakes import EchoEnv, TokenPolicy, word_task
 
@@ -187,8 +187,22 @@ async def test_what_comes_after_the_deadline_does_not_count_even_if_the_cancella
     assert (trajectory.reason, trajectory.turns) == ("reset took longer than 0.1 s", ())
 
 
-async def test_what_cannot_be_cancelled_is_told_once(monkeypatch):
-    monkeypatch.setattr(Deadline, "AGAIN_S", 0.01)
+async def test_what_cleans_up_after_its_deadline_has_time_to():
+    cleaned: list[bool] = []
+
+    async def careful() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+            cleaned.append(True)
+
+    settings = RolloutConfig(step_timeout_s=0.1, close_timeout_s=5)
+    trajectory = await play(EchoEnv(fault=lambda at: careful() if at == "step" else None), settings=settings)
+    assert (trajectory.reason, cleaned) == ("step took longer than 0.1 s", [True])
+
+
+async def test_what_cannot_be_cancelled_is_told_once():
     request = EpisodeRequest(id="e", group_id="g", task=word_task("yes"), seed=3, sampling=Sampling())
     told: list[str] = []
 
