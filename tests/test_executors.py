@@ -18,10 +18,10 @@ import agentgym
 from agentgym.config import Config, load_config
 from agentgym.environments.adapter import FromGymnasium
 from agentgym.errors import InfrastructureError, UsageError
-from agentgym.executors import Executor, InlineExecutor, LocalExecutor
+from agentgym.executors import InlineExecutor, LocalExecutor
 from agentgym.policy import PolicyAddress
 from agentgym.pool import RolloutPool
-from agentgym.rollout import EpisodeRequest, failed
+from agentgym.rollout import EpisodeRequest
 from agentgym.types import Sampling, Task, Trajectory
 from tests.fakes import DeafEnv, Parrot, StubbornEnv, TokenPolicy, word_task
 
@@ -354,51 +354,6 @@ async def test_synchronous_environments_block_nobody_but_themselves():
         found = await collect(pool, [request("", index) for index in range(32)])
         assert time.monotonic() - began < 32 * 0.2 / 2
     assert {(trajectory.status, trajectory.outcome) for trajectory in found.values()} == {("completed", 1.0)}
-
-
-class Chance(Executor):
-    """Ends each attempt at an episode as its script says."""
-
-    def __init__(self, script: dict[str, list[str]]) -> None:
-        self.script = {id: iter(ends) for id, ends in script.items()}
-        self.alone: list[str] = []
-        self.seeds: dict[str, set[int]] = {}
-
-    async def run(self, request: EpisodeRequest, *, alone: bool = False) -> Trajectory:
-        self.seeds.setdefault(request.id, set()).add(request.seed)
-        if alone:
-            self.alone.append(request.id)
-        await asyncio.sleep(0)
-        end = next(self.script[request.id])
-        if end == "lost":
-            return failed(request, "infrastructure", "lost", worker_lost=True)
-        return failed(request, end, end)
-
-
-ENDS = st.sampled_from(["completed", "truncated", "task", "infrastructure", "lost"])
-
-
-THRICE = [small("rollout.retries=2", f"rollout.concurrency={concurrency}") for concurrency in range(1, 5)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(ENDS, min_size=3, max_size=3), max_size=12), st.sampled_from(THRICE))
-def test_whatever_happens_each_request_has_one_trajectory(ends, config):
-    async def run() -> None:
-        executor = Chance({f"e{index}": attempts for index, attempts in enumerate(ends)})
-        pool = RolloutPool(TokenPolicy(), config, executor=executor)
-        ended = [trajectory async for trajectory in pool.episodes([request("", index) for index in range(len(ends))])]
-        assert sorted(trajectory.id for trajectory in ended) == sorted(executor.script)
-        for trajectory in ended:
-            attempts = ends[int(trajectory.id[1:])]
-            bad = [end in ("infrastructure", "lost") for end in attempts]
-            tries = bad.index(False) + 1 if False in bad else 3
-            assert trajectory.info["attempts"] == tries
-            assert (trajectory.status == "infrastructure") == (False not in bad)
-            assert executor.alone.count(trajectory.id) == int(tries == 3 and "lost" in attempts[:2])
-            assert len(executor.seeds[trajectory.id]) == 1
-
-    asyncio.run(run())
 
 
 WORDS = st.lists(st.sampled_from(["yes", "raise x", "nonsense", "exit 1", "kill", "block 9", "quit"]), max_size=4)

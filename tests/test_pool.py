@@ -2,12 +2,15 @@ import asyncio
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agentgym.collect import TaskStream, collect
 from agentgym.config import load_config
+from agentgym.executors import Executor
 from agentgym.pool import RolloutPool
-from agentgym.rollout import EpisodeRequest
-from agentgym.types import Group, Sampling, Task
+from agentgym.rollout import EpisodeRequest, failed
+from agentgym.types import Group, Sampling, Task, Trajectory
 from tests.fakes import EchoEnv, TokenPolicy, Words, word_task
 
 
@@ -113,3 +116,48 @@ async def test_a_group_that_fails_ends_the_others():
     with pytest.raises(OSError, match="the disk is gone"):
         await collect(start, wanted=3, limit=3, useful=lambda group: True)
     assert sorted(ended) == [0, 2]
+
+
+class Chance(Executor):
+    """Ends each attempt at an episode as its script says."""
+
+    def __init__(self, script: dict[str, list[str]]) -> None:
+        self.script = {id: iter(ends) for id, ends in script.items()}
+        self.alone: list[str] = []
+        self.seeds: dict[str, set[int]] = {}
+
+    async def run(self, request: EpisodeRequest, *, alone: bool = False) -> Trajectory:
+        self.seeds.setdefault(request.id, set()).add(request.seed)
+        if alone:
+            self.alone.append(request.id)
+        await asyncio.sleep(0)
+        end = next(self.script[request.id])
+        if end == "lost":
+            return failed(request, "infrastructure", "lost", worker_lost=True)
+        return failed(request, end, end)
+
+
+ENDS = st.sampled_from(["completed", "truncated", "task", "infrastructure", "lost"])
+
+
+THRICE = [load_config(None, ["rollout.retries=2", f"rollout.concurrency={concurrency}"]) for concurrency in range(1, 5)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(ENDS, min_size=3, max_size=3), max_size=12), st.sampled_from(THRICE))
+def test_whatever_happens_each_request_has_one_trajectory(ends, config):
+    async def run() -> None:
+        executor = Chance({f"e{index}": attempts for index, attempts in enumerate(ends)})
+        pool = RolloutPool(TokenPolicy(), config, executor=executor)
+        ended = [trajectory async for trajectory in pool.episodes([request(index) for index in range(len(ends))])]
+        assert sorted(trajectory.id for trajectory in ended) == sorted(executor.script)
+        for trajectory in ended:
+            attempts = ends[int(trajectory.id[1:])]
+            bad = [end in ("infrastructure", "lost") for end in attempts]
+            tries = bad.index(False) + 1 if False in bad else 3
+            assert trajectory.info["attempts"] == tries
+            assert (trajectory.status == "infrastructure") == (False not in bad)
+            assert executor.alone.count(trajectory.id) == int(tries == 3 and "lost" in attempts[:2])
+            assert len(executor.seeds[trajectory.id]) == 1
+
+    asyncio.run(run())
