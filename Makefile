@@ -5,13 +5,14 @@ PYTHON ?=
 SEED ?=
 SET ?=
 PYTEST ?=
+KILLS ?= 100
 export DEVICE PYTHON
 
 bin := $(VENV)/bin
 seed := $(if $(SEED),--seed $(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart learn test test-slow bench lint format docs clean
+.PHONY: help install quickstart learn test test-slow chaos bench lint format docs clean
 
 help: ## show this
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -41,6 +42,9 @@ test: system lint ## install what tests need and run them
 
 test-slow: system install ## the tests that take minutes
 	@$(bin)/python -m pytest -m slow $(PYTEST)
+
+chaos: install ## a hundred random kills of a training run, whose books must balance (an hour or two)
+	@$(bin)/python -m tests.chaos --kills $(KILLS) --seed $(or $(SEED),0)
 
 bench: install ## rollout and trainer speed as shares of what the machine can do
 	@$(bin)/python -m benchmarks.run

@@ -114,7 +114,7 @@ class Pipeline:
         policy = await stack.enter_async_context(
             serving(config, found or base, run.folder, version, partial(self._say, "engine"))
         )
-        pool = RolloutPool(policy, config)
+        pool = await stack.enter_async_context(RolloutPool(policy, config))
         await starting
         if found:
             await learner.load(found / "engine")

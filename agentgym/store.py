@@ -263,6 +263,15 @@ class Store:
                 consumed_step=consumed_step, consumed_life=consumed_life,
             )  # fmt: skip
 
+    def sample_counts(self) -> dict[str, int]:
+        """Samples of the surviving history: trained on, waiting, or rejected by reason."""
+        query = """
+            SELECT CASE WHEN c.step IS NOT NULL THEN 'trained' WHEN s.rejected IS NULL THEN 'waiting'
+            ELSE 'rejected: ' || s.rejected END AS state, COUNT(*)
+            FROM samples s JOIN trajectories t ON t.id = s.trajectory_id AND t.undone = 0
+            LEFT JOIN consumptions c ON c.sample_id = s.id AND c.undone = 0 GROUP BY state ORDER BY state"""
+        return dict(self._all(query))
+
     def consumed(self) -> dict[int, int]:
         """How many samples each step of the surviving history has trained on."""
         return dict(self._all("SELECT step, COUNT(*) FROM consumptions WHERE undone = 0 GROUP BY step ORDER BY step"))

@@ -19,7 +19,7 @@ HEAVY = ("torch", "vllm", "deepspeed", "docker", "playwright", "transformers", "
 # From the ground up: a module imports from its own row and from those above it here, never from a row below.
 # Side rooms stand in the rows of what they may use; two of them never import one another.
 LAYERS = (
-    ("errors",),
+    ("errors", "lag"),
     ("types", "supervise"),
     ("env", "policy", "task", "registry", "config"),
     ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor"),

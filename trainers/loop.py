@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentgym.collect import Collected, TaskStream, collect
+from agentgym.lag import LagMeter
 from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool, cancel, training_sampling
 from agentgym.rollout import EpisodeRequest
@@ -52,14 +54,17 @@ class Training:
 
     async def train(self) -> None:
         """Train until `trainer.steps` are done; raises GuardError if a guard rail is crossed."""
-        try:
+        async with LagMeter() as lag, self.collectors():
             while self.step < self.config.trainer.steps:
                 self.progress("train", self.step, self.config.trainer.steps)
                 began = time.monotonic()
                 collected = await self.next_collected()
                 waited = time.monotonic() - began
                 assembled = await asyncio.to_thread(assemble, collected, self.config.algorithm)
-                metrics = collection_metrics(collected, assembled) | {"wait_seconds": waited}
+                metrics = collection_metrics(collected, assembled) | {
+                    "wait_seconds": waited,
+                    "loop_lag_seconds": lag.take(),
+                }
                 if assembled.ready:
                     metrics |= await self.learn(assembled)
                 self.step += 1
@@ -70,6 +75,12 @@ class Training:
                 check_guards(self.step, metrics, self.config.guard)
                 if self.step % self.config.trainer.checkpoint_every == 0 or self.step == self.config.trainer.steps:
                     await save_checkpoint(self.run, self.learner, self.step)
+
+    @asynccontextmanager
+    async def collectors(self) -> AsyncIterator[None]:
+        """End the collectors that run ahead, whatever ended the training."""
+        try:
+            yield
         finally:
             await cancel(list(self.collecting.values()))
 
@@ -96,7 +107,9 @@ class Training:
             wanted=rollout.groups_per_step,
             limit=round(rollout.groups_per_step * max(1.0, rollout.oversample)),
             useful=lambda group: has_spread(group, self.config.algorithm),
-            progress=lambda done, total: self.run.show({f"collecting/{step}": [done, total]}),
+            progress=lambda done, total: self.run.show(
+                {f"collecting/{step}": [done, total], "pool": self.pool.executor.stats()}
+            ),
         )
 
     async def group(self, step: int, number: int) -> Group:

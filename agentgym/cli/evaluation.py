@@ -91,9 +91,12 @@ async def _evaluate(config: Config, source: str, output: Path, progress: Progres
     chosen = select_tasks(load_tasks(config, "test"), config.evaluation.n_tasks)
     model = resolve_model(source, progress=lambda remark: progress("model", 0, 0, remark))
     store = Store(output / "store.sqlite")
-    async with serving(config, model, output, 0, lambda remark: progress("engine", 0, 0, remark)) as policy:
+    async with (
+        serving(config, model, output, 0, lambda remark: progress("engine", 0, 0, remark)) as policy,
+        RolloutPool(policy, config) as pool,
+    ):
         found = await evaluate(
-            RolloutPool(policy, config),
+            pool,
             chosen,
             store,
             stage="eval",

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.console import Group
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from agentgym.cli.console import err, out, print_json
+from agentgym.evaluate import Evaluation
 from agentgym.metrics import read_metrics
 from agentgym.run import owner_of, read_config, read_json
 from agentgym.store import Store
@@ -25,34 +30,47 @@ def add_to(app: typer.Typer) -> None:
     app.command()(versions)
 
 
-def status(run: Folder, as_json: Json = False) -> None:
-    """Where a run stands: who works on it, its stages, episodes and last metrics."""
-    found = _status(run)
+def status(
+    run: Folder,
+    watch: Annotated[bool, typer.Option("--watch", help="show it anew every second, until Ctrl-C")] = False,
+    as_json: Json = False,
+) -> None:
+    """Where a run stands: who works on it, what waits for what, its stages, episodes and last metrics."""
     if as_json:
-        print_json(found)
+        print_json(_status(run))
         return
+    if not watch:
+        out.print(_shown(run, _status(run)))
+        return
+    with suppress(KeyboardInterrupt), Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
+        while True:
+            live.update(_shown(run, _status(run)), refresh=True)
+            time.sleep(1.0)
+
+
+def _shown(run: Path, found: dict[str, Any]) -> Group:
+    """A status for people."""
     working = f"pid {found['owner']} is working on it" if found["owner"] else "nobody is working on it"
-    out.print(f"{run}: step {found['step']} of {found['steps']}; {working}", highlight=False, soft_wrap=True)
-    for stage, evaluation in found["evaluations"].items():
-        out.print(f"  success {stage}: {evaluation:.1%}", highlight=False)
-    table = Table(title="episodes")
-    for column in ("stage", "fate", "number"):
-        table.add_column(column)
+    parts: list[Any] = [Text(f"{run}: step {found['step']} of {found['steps']}; {working}")]
+    parts += [Text(f"  {what}: {doing}") for what, doing in found["doing"].items()]
+    parts += [Text(f"  success {stage}: {success:.1%}") for stage, success in found["evaluations"].items()]
+    episodes = Table("stage", "fate", "number", title="episodes")
     for stage, fates in found["episodes"].items():
         for fate, number in fates.items():
-            table.add_row(stage, fate, str(number))
-    out.print(table)
-    if found["failures"]:
-        out.print("infrastructure and task failures:")
-        for reason, number in found["failures"].items():
-            out.print(f"  {number} x {reason}", highlight=False, markup=False, soft_wrap=True)
+            episodes.add_row(stage, fate, str(number))
+    parts.append(episodes)
+    if found["samples"]:
+        samples = Table("samples", "number")
+        for state, number in found["samples"].items():
+            samples.add_row(state, str(number))
+        parts.append(samples)
+    parts += [Text(f"  {number} x {reason}") for reason, number in found["failures"].items()]
     if found["last"]:
-        table = Table(title=f"metrics of step {found['last'].get('step')}")
-        table.add_column("metric")
-        table.add_column("value", justify="right")
+        metrics = Table("metric", "value", title=f"metrics of step {found['last'].get('step')}")
         for name, value in found["last"].items():
-            table.add_row(name, f"{value:.5g}" if isinstance(value, float) else str(value))
-        out.print(table)
+            metrics.add_row(name, f"{value:.5g}" if isinstance(value, float) else str(value))
+        parts.append(metrics)
+    return Group(*parts)
 
 
 def audit_run(run: Folder, as_json: Json = False) -> None:
@@ -101,19 +119,36 @@ def _status(run: Path) -> dict[str, Any]:
     config = read_config(run)
     progress = read_json(run / "progress.json") or {}
     store = Store(run / "store.sqlite", read_only=True)
-    episodes, failures = store.counts(), store.failures()
+    episodes, failures, samples = store.counts(), store.failures(), store.sample_counts()
     store.close()
     lines = read_metrics(run)
+    owner = owner_of(run)
     evaluations = progress.get("evaluations", {})
-    success = {stage: sum(body["success_N"]) / max(1, len(body["success_N"])) for stage, body in evaluations.items()}
     return {
-        "owner": owner_of(run),
+        "owner": owner,
         "step": lines[-1]["step"] if lines else 0,
         "steps": config.trainer.steps,
         "finished": progress.get("finished_steps") == config.trainer.steps,
+        "doing": _doing(run) if owner else {},
         "stages": progress.get("stages", {}),
-        "evaluations": success,
+        "evaluations": {stage: msgspec.convert(body, Evaluation).success for stage, body in evaluations.items()},
         "episodes": episodes,
+        "samples": samples,
         "failures": failures,
         "last": lines[-1] if lines else {},
     }
+
+
+def _doing(run: Path) -> dict[str, str]:
+    """What the loops do or wait for, in words."""
+    doing = read_json(run / "live.json") or {}
+    found = {"trainer": doing["trainer"]} if "trainer" in doing else {}
+    ahead = sorted(int(key.partition("/")[2]) for key in doing if key.startswith("collecting/"))
+    for step in ahead:
+        done, wanted = doing[f"collecting/{step}"]
+        state = "ready, waits for the trainer" if done >= wanted else "being collected"
+        found[f"episodes of step {step}"] = f"{done} of {wanted} groups; {state}"
+    pool = doing.get("pool", {})
+    if pool:
+        found["pool"] = ", ".join(f"{name} {value:g}" for name, value in pool.items())
+    return found

@@ -7,33 +7,26 @@ from pathlib import Path
 
 import pytest
 
-import agentgym
 from agentgym.audit import audit
 from agentgym.config import Config, load_config
 from agentgym.metrics import read_metrics
 from agentgym.pipeline import Pipeline
 from agentgym.run import Run
 from agentgym.store import Store
-from tests.fakes import LetterEnv, Letters
+from tests.letters import SMALL, register
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(300)]
 
-SMALL = [
-    "model.path=tiny", "model.max_length=128", "engine.dtype=float32", "trainer.precision=fp32", "guard.gap_mean=1e-3",
-    "tasks.name=letters", "rollout.max_tokens=8", "algorithm.truncation=penalise", "algorithm.repetition_share=1.0",
-    "rollout.groups_per_step=4", "rollout.group_size=8", "trainer.learning_rate=3e-3", "trainer.steps=12",
-    "trainer.checkpoint_every=4", "evaluation.n_tasks=16", "evaluation.before_and_after=true",
-]  # fmt: skip
+TWELVE = ["trainer.steps=12", "trainer.checkpoint_every=4"]
 
 
 @pytest.fixture(autouse=True)
 def letters():
-    agentgym.register("letters", LetterEnv)
-    agentgym.register_tasks("letters", Letters)
+    register()
 
 
 def small(folder: Path, *overrides: str) -> Config:
-    return load_config(None, [*SMALL, f"dir={folder}", *overrides])
+    return load_config(None, [*SMALL, *TWELVE, f"dir={folder}", *overrides])
 
 
 def go(run: Run) -> dict:
@@ -47,8 +40,7 @@ def go(run: Run) -> dict:
 def finished(request, tmp_path_factory):
     if request.param == "vllm" and importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
-    agentgym.register("letters", LetterEnv)
-    agentgym.register_tasks("letters", Letters)
+    register()
     run = Run.create(small(tmp_path_factory.mktemp(request.param), f"engine.backend={request.param}"))
     return run.folder, go(run)
 
