@@ -61,6 +61,7 @@ class Chaos:
             return subprocess.Popen(
                 [sys.executable, "-m", "tests.letters", "train", *given],
                 cwd=ROOT, env=os.environ | {key: value}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a group of its own, as a shell gives to what it runs in the foreground
             )  # fmt: skip
 
     def _empty_config(self) -> Path:
@@ -103,6 +104,10 @@ class Chaos:
             self.victims["controller"] += 1
             life.kill()
         life.wait()
+        self.check_gone()
+
+    def check_gone(self) -> None:
+        """Raise AssertionError if any process of the run is still there after `GONE_S`."""
         deadline = time.monotonic() + GONE_S
         while left := self.processes():
             if time.monotonic() > deadline:

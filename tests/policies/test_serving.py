@@ -305,7 +305,7 @@ async def running(policy):
     """How many requests are being decoded."""
     if isinstance(policy, TransformersPolicy):
         return len(policy.batch.requests)
-    async with policy._http.get(policy.server.url + "/metrics") as response:
+    async with policy.client.http.get(policy.server.url + "/metrics") as response:
         lines = (await response.text()).splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))
 
