@@ -40,9 +40,12 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of the success rate: Wilson's with one attempt a task, else a bootstrap by task."""
+        """95% interval of the success rate: a bootstrap by task, or Wilson's over tasks where that says nothing.
+
+        With one attempt a task Wilson's is the better one; where every task came out alike a bootstrap has no width.
+        """
         n = len(self.success_N)
-        if self.attempts == 1:
+        if self.attempts == 1 or len(set(self.success_N)) == 1:
             return stats.wilson_95(round(self.success * n), n)
         return stats.bootstrap_mean(self.success_N)
 

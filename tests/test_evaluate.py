@@ -73,6 +73,15 @@ async def test_comparison_is_paired_by_task(store, tmp_path):
         final_evaluation(tmp_path / "nothing")
 
 
+async def test_an_interval_has_a_width_where_nothing_was_solved(store):
+    tasks = Words(n_test=10).tasks("test")
+    found = await evaluate(
+        pool(TokenPolicy(lambda p: "c")), tasks, store, stage="eval", sampling=Sampling(), attempts=2
+    )
+    assert found.success == 0.0
+    assert found.interval == pytest.approx((0.0, 0.2775327998628892))  # Wilson, 0 of 10
+
+
 def test_selecting_tasks():
     tasks = Words(n_test=8).tasks("test")
     assert len(select_tasks(tasks, 0)) == 8
