@@ -63,6 +63,12 @@ class PolicyAddress(Struct, frozen=True, kw_only=True):
     factory: str  # "module:Class" of a Policy
     options: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        return f"PolicyAddress({self.factory!r}, options: {', '.join(self.options)})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [("factory", self.factory), ("options", list(self.options))]
+
 
 class ServingPolicy(Policy):
     """A policy that serves the model of a config, and whose weights can be replaced while it serves.

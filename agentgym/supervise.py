@@ -16,22 +16,23 @@ SIGNALLED = 128  # exit codes above: the signal that ended the process
 PATIENCE_S = 5.0  # for killed processes to be gone
 
 
-def supervised(owner: int) -> None:
+def supervised(owner: int, grace_s: float = 0.0) -> None:
     """Go on in a child process; this one stays behind to watch over it.
 
-    The supervisor adopts whatever the child's descendants leave behind. It kills them all when the child has ended,
-    then ends with the child's exit code (128 + n for signal n); and also when it is told to (TERM) or when the process
-    `owner`, whose child it is, dies. The child dies with the supervisor. Call it before there are threads.
+    The supervisor adopts whatever the child's descendants leave behind. It ends them all when the child has ended, then
+    ends with the child's exit code (128 + n for signal n); and also when it is told to (TERM) or when the process
+    `owner`, whose child it is, dies. They are asked to end (TERM), and killed after `grace_s`. The child dies with the
+    supervisor. Call it before there are threads, and in no process that leads a group.
     """
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides
-    signal.signal(signal.SIGTERM, lambda number, frame: _end(SIGNALLED + number))
+    signal.signal(signal.SIGTERM, lambda number, frame: _end(SIGNALLED + number, grace_s))
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     die_with(owner, signal.SIGTERM)
     supervisor = os.getpid()
     child = os.fork()
     if child:
-        _watch(child)
+        _watch(child, grace_s)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with(supervisor, signal.SIGKILL)
 
@@ -52,26 +53,31 @@ def explain(code: int) -> str:
     return f"exit code {code}"
 
 
-def _watch(child: int) -> NoReturn:
+def _watch(child: int, grace_s: float) -> NoReturn:
     os.closerange(3, 1 << 20)  # the pipes are the child's
     pid = status = 0
     while pid != child:
         pid, status = os.wait()
     code = os.waitstatus_to_exitcode(status)
-    _end(code if code >= 0 else SIGNALLED - code)
+    _end(code if code >= 0 else SIGNALLED - code, grace_s)
 
 
-def _end(code: int) -> NoReturn:
-    """Kill all descendants and exit."""
-    deadline = time.monotonic() + PATIENCE_S
+def _end(code: int, grace_s: float) -> NoReturn:
+    """End all descendants and exit: each is asked once, and killed after `grace_s`."""
+    asked: set[int] = set()
+    kill_at = time.monotonic() + grace_s
     with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
+        while (left_s := kill_at - time.monotonic()) > -PATIENCE_S:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+                    if left_s <= 0:
+                        process.kill()
+                    elif process.pid not in asked:
+                        asked.add(process.pid)
+                        process.terminate()
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-            time.sleep(0.005)
+            time.sleep(0.005 if left_s <= 0 else 0.05)
     os._exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import abstractmethod
 from pathlib import Path
@@ -11,8 +12,10 @@ import msgspec
 
 from agentgym.config import Config
 from agentgym.policies.template import ChatTemplate
-from agentgym.policy import ContextOverflow, ServingPolicy, Session
+from agentgym.policy import ContextOverflow, Policy, ServingPolicy, Session
 from agentgym.types import Completion, FinishReason, Prompt, Sampling
+
+LONG = 20_000  # characters whose tokenisation would hold up the event loop for longer than a thread costs
 
 
 class Sampled(NamedTuple):
@@ -24,15 +27,12 @@ class Sampled(NamedTuple):
     finish_reason: FinishReason
 
 
-class TokenPolicy(ServingPolicy):
-    """A serving policy that renders its prompts itself; a subclass samples."""
+class TokenClient(Policy):
+    """A policy that renders its prompts itself; a subclass samples."""
 
-    def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None:
+    def __init__(self, config: Config, template: ChatTemplate) -> None:
         self.config = config
-        self.model = model
-        self.folder = folder
-        self.version = version
-        self.template = ChatTemplate(model, config.model.chat_template)
+        self.template = template
 
     async def __call__(self, prompt: Prompt, *, session: Session, sampling: Sampling) -> Completion:
         """Sample one completion and extend `session` by it.
@@ -41,7 +41,7 @@ class TokenPolicy(ServingPolicy):
             ContextOverflow: the prompt leaves no room for one token in `model.max_length`.
             EngineError: the engine failed or took longer than `engine.request_timeout_s`.
         """
-        prompt_ids = self.template.encode_prompt(session, prompt)
+        prompt_ids = await self._encode(session, prompt)
         room = self.config.model.max_length - len(prompt_ids)
         if room < 1:
             raise ContextOverflow(f"{len(prompt_ids)} tokens leave no room in {self.config.model.max_length}")
@@ -64,3 +64,18 @@ class TokenPolicy(ServingPolicy):
     @abstractmethod
     async def sample(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Sampled:
         """Sample after `prompt_ids`, at most `sampling.max_tokens` tokens; cancelling the task frees the engine."""
+
+    async def _encode(self, session: Session, prompt: Prompt) -> tuple[int, ...]:
+        if prompt.ids is None and sum(len(message.content) for message in prompt.messages) > LONG:
+            return await asyncio.to_thread(self.template.encode_prompt, session, prompt)
+        return self.template.encode_prompt(session, prompt)
+
+
+class TokenPolicy(TokenClient, ServingPolicy):
+    """A serving policy that renders its prompts itself; a subclass samples."""
+
+    def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None:
+        super().__init__(config, ChatTemplate(model, config.model.chat_template))
+        self.model = model
+        self.folder = folder
+        self.version = version

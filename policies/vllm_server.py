@@ -24,14 +24,14 @@ from agentgym.policies.vllm_plugin import BACKEND, RequireKey
 Progress = Callable[[str], None]
 TRIES = 3  # free ports that may be taken between choosing and binding
 TAIL_LINES = 15
-PREFILL_TOKENS = 4096  # of one scheduling step on a CPU
+PREFILL_TOKENS = 2048  # of one scheduling step on a CPU, at least: prompts are never split there
 STOP_S = 15.0
 IN_USE = "address already in use"
 LOG_LINE = re.compile(r"(?:INFO|WARNING|ERROR) \d\d-\d\d [\d:]+ \[[^\]]*\] (.+)")
 
 
 class VLLMServer:
-    """vLLM's OpenAI-compatible server on loopback, in a process group of its own.
+    """vLLM's OpenAI-compatible server on loopback, below supervisors in a session of their own.
 
     Its log goes to `<folder>/vllm.log`. Every path but /health asks for a key that is made for each start.
     """
@@ -41,14 +41,14 @@ class VLLMServer:
         self.model = model
         self.log = folder / "vllm.log"
         self.url = ""
-        self._key = secrets.token_urlsafe(32)
+        self.key = secrets.token_urlsafe(32)
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
     @property
     def headers(self) -> dict[str, str]:
         """What a request must carry."""
-        return {"Authorization": f"Bearer {self._key}"}
+        return {"Authorization": f"Bearer {self.key}"}
 
     @property
     def running(self) -> bool:
@@ -85,7 +85,7 @@ class VLLMServer:
         if process is None:
             return
         if process.poll() is None:
-            process.terminate()  # the supervisor ends the whole group
+            process.terminate()  # the supervisors end everything
         await asyncio.shield(asyncio.to_thread(_wait_or_kill, process))
         self._process = None
 
@@ -110,11 +110,10 @@ class VLLMServer:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*supervisor, *command(self.config, self.model, port)],
-                env=environment(self.config, self._key),
+                env=environment(self.config, self.key),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the owner, who stops it in order
             )
 
     async def _wait(self, progress: Progress) -> None:
@@ -154,14 +153,11 @@ def command(config: Config, model: Path, port: int) -> list[str]:
     }  # fmt: skip
     if on_cpu():
         given["--kv-cache-memory-bytes"] = str(int(engine.kv_cache_gib * 2**30))
-        given["--max-num-batched-tokens"] = str(max(config.model.max_length, PREFILL_TOKENS))
+        given["--max-num-batched-tokens"] = str(max(config.model.max_length + engine.max_num_seqs, PREFILL_TOKENS))
     else:
         given["--gpu-memory-utilization"] = str(engine.gpu_memory)
     flags = ["--enable-scale-out", "--disable-uvicorn-access-log", *(["--enforce-eager"] if engine.eager else [])]
     if on_cpu():  # a prompt computed in parts rewinds its request's seed, which kills the engine on a CPU
-        budget = max(config.model.max_length + engine.max_num_seqs, 2048)
-        flags += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
-    if on_cpu():  # half a prompt and a seed end the engine there: it rewinds the generator, which CPU generators refuse
         flags.append("--no-enable-chunked-prefill")
     pairs = [part for pair in given.items() for part in pair]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags, *engine.args]
