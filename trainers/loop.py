@@ -6,8 +6,9 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from agentgym.collect import Collected, TaskStream, collect
 from agentgym.lag import LagMeter
@@ -21,6 +22,7 @@ from agentgym.trainers.guard import check_guards
 from agentgym.trainers.process import LearnerProcess
 from agentgym.types import Group
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 
 
@@ -171,8 +173,21 @@ async def save_checkpoint(run: Run, learner: LearnerProcess, step: int) -> Path:
     Where the run stands in the data needs no place in it: the store knows which tasks were given out.
     """
     run.show({"trainer": f"saves the checkpoint of step {step}"}, now=True)
-    with checkpoint.writing(run.checkpoints, step, {"step": step}) as folder:
+    async with in_thread(checkpoint.writing(run.checkpoints, step, {"step": step})) as folder:
         await learner.publish(folder)
         await learner.save(folder / "engine")
-    checkpoint.prune(run.checkpoints, run.config.trainer.keep_checkpoints)
+    await asyncio.to_thread(checkpoint.prune, run.checkpoints, run.config.trainer.keep_checkpoints)
     return checkpoint.folder_of(run.checkpoints, step)
+
+
+@asynccontextmanager
+async def in_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """`manager`, entered and left in a thread: flushing gigabytes to a disk takes long."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        if not await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        await asyncio.to_thread(manager.__exit__, None, None, None)

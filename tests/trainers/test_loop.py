@@ -1,0 +1,158 @@
+"""The invariants of the training loop and its collectors, whatever takes how long."""
+
+import asyncio
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentgym.audit import audit
+from agentgym.collect import TaskStream
+from agentgym.config import load_config
+from agentgym.errors import EngineError, GuardError
+from agentgym.metrics import read_metrics
+from agentgym.policy import ServingPolicy
+from agentgym.pool import RolloutPool
+from agentgym.run import Run
+from agentgym.trainers.loop import Training
+from agentgym.types import Message
+from tests.fakes import EchoEnv, Words, completion
+
+STEPS = 5
+
+
+class TimedPolicy(ServingPolicy):
+    """Says the task's word or not, after a random while; its version is what it was told last."""
+
+    def __init__(self, seed: int, wait_s: float) -> None:
+        self.version, self.random, self.wait_s = 0, random.Random(seed), wait_s
+        self.asked = 0
+
+    async def start(self, progress: Any = None) -> None: ...
+
+    async def __call__(self, prompt, *, session, sampling):
+        self.asked += 1
+        version = self.version
+        await asyncio.sleep(self.random.uniform(0, self.wait_s))
+        text = self.random.choice(["a b", "neither"])
+        ids = tuple(ord(c) for c in text)
+        session.ids, session.n_messages = (1, *ids), len(prompt.messages) + 1
+        return completion(
+            (1,), ids, text, versions=(version,) * len(ids), message=Message(role="assistant", content=text)
+        )
+
+    async def update_weights(self, directory: Path, version: int) -> None:
+        self.version = version
+
+
+class TimedLearner:
+    """Takes a random while for a step, and writes down what it was given."""
+
+    def __init__(self, seed: int, wait_s: float, policy: TimedPolicy) -> None:
+        self.random, self.wait_s, self.policy = random.Random(seed), wait_s, policy
+        self.steps: list[list[Any]] = []
+        self.staleness: list[int] = []
+        self.asked_meanwhile = 0
+
+    async def step(self, samples, version):
+        asked = self.policy.asked
+        await asyncio.sleep(self.random.uniform(0, self.wait_s))
+        self.asked_meanwhile += self.policy.asked - asked
+        self.steps.append([scored.sample for scored in samples])
+        self.staleness += [version - v for scored in samples for v in scored.sample.versions if v >= 0]
+        return {"loss": 0.0}
+
+    async def publish(self, directory: Path) -> None:
+        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+
+    async def save(self, directory: Path) -> None:
+        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+
+
+async def train(folder: Path, seed: int, staleness: int, policy_s: float, learner_s: float, *overrides: str) -> Any:
+    config = load_config(
+        None,
+        [f"dir={folder}", f"rollout.max_staleness={staleness}", f"trainer.steps={STEPS}", "rollout.groups_per_step=2",
+         "rollout.group_size=3", "trainer.checkpoint_every=2", *overrides],
+    )  # fmt: skip
+    run = Run.create(config)
+    run.store.add_version(step=0, life=run.life)
+    policy = TimedPolicy(seed, policy_s)
+    learner = TimedLearner(seed, learner_s, policy)
+    pool = RolloutPool(policy, config, lambda task: EchoEnv())
+    training = Training(run, policy, pool, learner, TaskStream(Words(n_train=7).tasks("train"), seed))
+    try:
+        await training.train()
+        return run, learner, list(run.store.samples()), audit(run.store, config.algorithm)
+    finally:
+        run.close()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10_000), staleness=st.integers(0, 3), policy_s=st.sampled_from([0, 0.004]),
+    learner_s=st.sampled_from([0, 0.01]),
+)  # fmt: skip
+def test_every_step_is_trained_once_in_order_on_tokens_no_staler_than_allowed(seed, staleness, policy_s, learner_s):
+    with tempfile.TemporaryDirectory() as folder:
+        run, learner, samples, found = asyncio.run(train(Path(folder), seed, staleness, policy_s, learner_s))
+        assert [line["step"] for line in read_metrics(run.folder)] == list(range(1, STEPS + 1))
+    assert found.problems == ()
+    assert max(learner.staleness, default=0) <= staleness
+    assert min(learner.staleness, default=0) >= 0
+    trained = [sample.id for step in learner.steps for sample in step]
+    assert len(trained) == len(set(trained)) == found.trained
+    assert {s.sample.id for s in samples if s.consumed_step is not None} == set(trained)
+    steps_of = [int(sample.group_id[7:12]) for step in learner.steps for sample in step]
+    assert steps_of == sorted(steps_of), "a later step's samples were trained on first"
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_without_staleness_nothing_is_asked_while_the_learner_works(seed):
+    for policy_s, learner_s in ((0.0, 0.01), (0.005, 0.0)):
+        with tempfile.TemporaryDirectory() as folder:
+            _, learner, _, _ = asyncio.run(train(Path(folder), seed, 0, policy_s, learner_s, "rollout.oversample=1"))
+        assert learner.asked_meanwhile == 0
+        assert set(learner.staleness) <= {0}
+
+
+def test_collecting_goes_on_while_the_learner_works(tmp_path):
+    _, learner, _, _ = asyncio.run(train(tmp_path, 0, 2, 0.002, 0.05))
+    assert learner.asked_meanwhile > 0
+
+
+def test_a_failure_ends_the_collectors_that_run_ahead(tmp_path, monkeypatch):
+    async def fails(self, samples, version):
+        raise EngineError("gone")
+
+    monkeypatch.setattr(TimedLearner, "step", fails)
+
+    async def work() -> int:
+        with pytest.raises(EngineError, match="gone"):
+            await train(tmp_path, 0, 3, 0.002, 0.0)
+        await asyncio.sleep(0)
+        return len([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+
+    assert asyncio.run(work()) == 0
+
+
+def test_a_step_that_lost_its_episodes_to_infrastructure_stops_the_run(tmp_path):
+    async def work() -> None:
+        config = load_config(
+            None, [f"dir={tmp_path}", "rollout.retries=0", "rollout.groups_per_step=2", "rollout.group_size=2"]
+        )
+        run = Run.create(config)
+        policy = TimedPolicy(0, 0)
+        pool = RolloutPool(policy, config, lambda task: EchoEnv(fault=lambda at: 1 / 0))
+        try:
+            await Training(run, policy, pool, TimedLearner(0, 0, policy), TaskStream(Words().tasks("train"), 0)).train()
+        finally:
+            run.close()
+
+    with pytest.raises(GuardError, match=r"infrastructure_share is 1, above .*see the reasons"):
+        asyncio.run(work())
