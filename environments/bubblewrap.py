@@ -55,7 +55,9 @@ class BubblewrapSandbox(LocalSandbox):
 
     async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
         root, base = self._started().root, self.base
-        mounts = ["--bind", str(root), "/work", "--bind", f"{base}/tmp", "/tmp", "--chdir", "/work"]
+        mounts = ["--bind", str(root), self.workdir, "--bind", f"{base}/tmp", "/tmp", "--chdir", self.workdir]
+        mounts += ["--share-net"] if self.network == "host" else []
+        mounts += ["--setenv", "HOME", self.workdir]
         mounts += ["--ro-bind", f"{base}/passwd", "/etc/passwd", "--ro-bind", f"{base}/group", "/etc/group"]
         prefix = launcher(as_nobody()) + mounts
         return refusal(command) or await run_process(

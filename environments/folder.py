@@ -22,8 +22,8 @@ MAX_DEPTH = 64
 MAX_FILE_BYTES = 1 << 20
 MAX_TOTAL_BYTES = 32 << 20
 
-_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Folder:
@@ -35,30 +35,41 @@ class Folder:
 
     def read(self, path: str) -> bytes:
         """Up to MAX_FILE_BYTES of a regular file."""
-        with self._parent(path, make=False) as (parent, name), _opened(name, os.O_RDONLY | _FILE, parent, path) as file:
+        with self.parent(path, make=False) as (parent, name), opened(name, os.O_RDONLY | FILE, parent, path) as file:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise SandboxError(f"{path!r} is not a regular file")
             return _read(file, MAX_FILE_BYTES)
 
     def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a regular file with exactly these permissions; parent directories are made."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _FILE
-        with self._parent(path, make=True) as (parent, name), _opened(name, flags, parent, path) as file:
+        with self.create(path, mode) as file, os.fdopen(os.dup(file), "wb") as stream:
+            stream.write(content)
+
+    @contextlib.contextmanager
+    def create(self, path: str, mode: int = 0o644) -> Iterator[int]:
+        """A descriptor to write a regular file through; it has exactly these permissions in the end."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | FILE
+        with self.parent(path, make=True) as (parent, name), opened(name, flags, parent, path) as file:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise SandboxError(f"{path!r} is not a regular file")
-            with os.fdopen(os.dup(file), "wb") as stream:
-                stream.write(content)
+            yield file
             os.fchmod(file, mode)
             self._own(file)
 
+    def remove_entry(self, path: str) -> None:
+        """Remove a file or a link, if there is one."""
+        with self.parent(path, make=True) as (parent, name), contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=parent)
+
     def make_dir(self, path: str, mode: int = 0o755) -> None:
         """Make a directory and its parents."""
-        with self._parent(f"{path}/x", make=True) as (made, _):
+        with self.parent(f"{path}/x", make=True) as (made, _):
             os.fchmod(made, mode)
 
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link."""
-        with self._parent(path, make=True) as (parent, name):
+        with self.parent(path, make=True) as (parent, name):
             os.symlink(target, name, dir_fd=parent)
             if self.owner is not None:
                 os.chown(name, self.owner, self.owner, dir_fd=parent, follow_symlinks=False)
@@ -67,7 +78,7 @@ class Folder:
         """Every entry by relative path; at most MAX_ENTRIES of them and MAX_TOTAL_BYTES of content."""
         found: Snapshot = {}
         budget = [MAX_TOTAL_BYTES]
-        with _opened(str(self.root), _DIR, None, ".") as root:
+        with opened(str(self.root), DIRECTORY, None, ".") as root:
             _scan(root, "", 0, found, budget)
         return dict(sorted(found.items()))
 
@@ -76,15 +87,16 @@ class Folder:
         shutil.rmtree(self.root, onerror=_force)
 
     @contextlib.contextmanager
-    def _parent(self, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
+    def parent(self, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
+        """The opened directory that holds `path`, and the last part of its name."""
         parts = PurePosixPath(path).parts
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
             raise SandboxError(f"{path!r} is not a path inside the working directory")
         with contextlib.ExitStack() as stack:
-            here = stack.enter_context(_opened(str(self.root), _DIR, None, "."))
+            here = stack.enter_context(opened(str(self.root), DIRECTORY, None, "."))
             for part in parts[:-1]:
                 fresh = make and _mkdir(part, here)
-                here = stack.enter_context(_opened(part, _DIR, here, path))
+                here = stack.enter_context(opened(part, DIRECTORY, here, path))
                 if fresh:
                     os.fchmod(here, 0o755)
                     self._own(here)
@@ -96,7 +108,8 @@ class Folder:
 
 
 @contextlib.contextmanager
-def _opened(name: str, flags: int, parent: int | None, path: str) -> Iterator[int]:
+def opened(name: str, flags: int, parent: int | None, path: str) -> Iterator[int]:
+    """An opened descriptor; whatever the system says against it, then and later, is a SandboxError about `path`."""
     try:
         file = os.open(name, flags, 0o600, dir_fd=parent)
     except OSError as error:
@@ -138,7 +151,7 @@ def _scan(here: int, prefix: str, depth: int, found: Snapshot, budget: list[int]
             found[prefix + name] = Entry(kind="other", mode=stat.S_IMODE(status.st_mode))
             found[prefix + name] = _entry(name, here, status, budget)
             if stat.S_ISDIR(status.st_mode) and depth < MAX_DEPTH:
-                with _opened(name, _DIR, here, name) as child:
+                with opened(name, DIRECTORY, here, name) as child:
                     _scan(child, f"{prefix}{name}/", depth + 1, found, budget)
 
 
@@ -151,7 +164,7 @@ def _entry(name: str, parent: int, status: os.stat_result, budget: list[int]) ->
     if not stat.S_ISREG(status.st_mode):
         return Entry(kind="other", mode=mode)
     content = b""
-    with contextlib.suppress(SandboxError), _opened(name, os.O_RDONLY | _FILE, parent, name) as file:
+    with contextlib.suppress(SandboxError), opened(name, os.O_RDONLY | FILE, parent, name) as file:
         content = _read(file, min(MAX_FILE_BYTES, budget[0]))
     budget[0] -= len(content)
     return Entry(kind="file", mode=mode, size=status.st_size, content=content)

@@ -21,6 +21,7 @@ from agentgym.environments.folder import Folder
 from agentgym.environments.leftovers import PREFIX, claim, sweep_once
 from agentgym.environments.process import refusal, run_process, shell
 from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, Snapshot
+from agentgym.environments.trees import copy, pack, unpack
 from agentgym.errors import SandboxError
 from agentgym.types import new_id
 
@@ -33,8 +34,9 @@ class LocalSandbox(Sandbox):
 
     owner: int | None = None
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, run_id: str = "", network: str = "none", workdir: str = "/work") -> None:
         self.limits = limits
+        self.run_id, self.network, self.workdir = run_id, network, workdir
         self.id = new_id()
         self.base: Path | None = None  # holds the working directory and whatever else the sandbox needs
 
@@ -68,6 +70,23 @@ class LocalSandbox(Sandbox):
 
     async def snapshot(self) -> Snapshot:
         return await asyncio.to_thread(self._started().snapshot)
+
+    async def upload(self, tar: bytes, path: str = ".") -> None:
+        await asyncio.to_thread(unpack, self._started(), tar, path)
+
+    async def download(self, path: str = ".") -> bytes:
+        return await asyncio.to_thread(pack, self._started(), path)
+
+    async def fork(self) -> Sandbox:
+        source = self._started()
+        made = type(self)(self.limits, run_id=self.run_id, network=self.network, workdir=self.workdir)
+        await made.start()
+        try:
+            await asyncio.to_thread(copy, source, made.folder)
+        except BaseException:
+            await made.close()
+            raise
+        return made
 
     async def close(self) -> None:
         if self.base is not None:

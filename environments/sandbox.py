@@ -1,8 +1,8 @@
 """Sandboxes: a private working directory and a way to run commands in it.
 
-Host-side access (`read`, `write`, `snapshot`) never follows a symbolic link, so that nothing an agent puts into its
-working directory leads out of it. Commands are `bash -c` in the working directory, one process tree each: whatever
-a command leaves running ends with it.
+Host-side access (`read`, `write`, `snapshot`, `upload`, `download`) never follows a symbolic link, so that nothing an
+agent puts into its working directory leads out of it. Commands run in one persistent bash: its working directory,
+variables, functions and background jobs last from one command to the next.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentgym.errors import SandboxError, UsageError
 from agentgym.registry import nearest
 from agentgym.types import Struct
 
-KINDS = ("auto", "bubblewrap", "plain")
+KINDS = ("auto", "bubblewrap", "docker", "plain")
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,17 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     """What a command left behind. Output is valid text, bounded: head and tail are kept."""
 
     exit_code: int  # 128 + n if signal n ended it; 124 if it ran out of time
-    stdout: str
+    stdout: str  # without terminal escape codes
     stderr: str
     seconds: float
     timed_out: bool = False
     stdout_dropped: int = 0  # bytes left out of the middle
     stderr_dropped: int = 0
+    stdout_raw: bytes = b""  # what was kept of it, byte for byte: head, then tail
+    stderr_raw: bytes = b""
+    cwd: str = ""  # the shell's working directory afterwards, as it is called inside
+    shell_replaced: bool = False  # a new shell takes the next command: variables, functions and jobs are gone
+    oom: bool = False  # the kernel killed something in the sandbox because memory ran out
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -67,7 +72,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
-        """Run `command` with bash; what it started is gone when this returns, also after a time-out.
+        """Run `command` in the persistent shell. After a time-out everything that it started is gone.
 
         Raises:
             SandboxError: the sandbox itself failed; a failing command is a result.
@@ -94,29 +99,70 @@ class Sandbox(ABC):
         """Everything in the working directory by relative path, bounded in entries and bytes."""
 
     @abstractmethod
+    async def upload(self, tar: bytes, path: str = ".") -> None:
+        """Unpack a tar below `path`, keeping permissions, times and links; owners become the sandbox's user.
+
+        `path` is relative to the working directory (with docker it may be absolute). Raises SandboxError.
+        """
+
+    @abstractmethod
+    async def download(self, path: str = ".") -> bytes:
+        """A tar of what is below the directory `path`, names relative to it, or of the one file `path`.
+
+        Raises SandboxError: there is none, or it is too large.
+        """
+
+    @abstractmethod
+    async def fork(self) -> Sandbox:
+        """A started sandbox with a copy of the files; neither sees what the other does. The shell is a new one."""
+
+    @abstractmethod
     async def close(self) -> None:
         """End whatever still runs and remove the working directory; safe to call twice."""
 
 
-def open_sandbox(kind: str = "auto", limits: Limits | None = None) -> Sandbox:
-    """A sandbox, not yet started: `bubblewrap`, `plain`, or `auto` (bubblewrap where it works).
+def open_sandbox(
+    kind: str = "auto",
+    limits: Limits | None = None,
+    *,
+    image: str = "",
+    network: str = "none",
+    run_id: str = "",
+    trusted: bool = True,
+    workdir: str = "/work",
+) -> Sandbox:
+    """A sandbox, not yet started.
+
+    Args:
+        kind: `docker`, `bubblewrap`, `plain`, or `auto`: docker for an image, else bubblewrap where it works, else
+            plain.
+        image: docker's image, by name; never pulled here. The other kinds have the machine's own system.
+        network: `none`, or `host` for the machine's own (bubblewrap), or a Docker network's name.
+        run_id: written on everything that it makes, so that what a killed run left can be told.
+        trusted: whether the task is; plain refuses one that is not.
+        workdir: what the working directory is called inside; plain has it under a temporary name.
 
     Raises:
-        UsageError: no such kind.
-        SandboxError: bubblewrap was asked for and does not work here.
+        UsageError: no such kind, or an untrusted task without walls.
+        SandboxError: what was asked for does not work here.
     """
     from agentgym.environments.bubblewrap import BubblewrapSandbox, why_not
     from agentgym.environments.plain import PlainSandbox
 
     if kind not in KINDS:
         raise UsageError(f"unknown sandbox {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+    limits = limits or Limits()
+    if kind == "docker" or (kind == "auto" and image):
+        raise SandboxError("docker does not work here")
     problem = "" if kind == "plain" else why_not()
     if kind == "bubblewrap" and problem:
         raise SandboxError(f"bubblewrap does not work here: {problem}")
     if kind == "plain" or problem:
+        if not trusted:
+            raise UsageError("the plain sandbox has no walls and takes no untrusted task: install bubblewrap or docker")
         warn_not_isolated(problem)
-        return PlainSandbox(limits or Limits())
-    return BubblewrapSandbox(limits or Limits())
+        return PlainSandbox(limits, run_id=run_id)
+    return BubblewrapSandbox(limits, run_id=run_id, network=network, workdir=workdir)
 
 
 @functools.cache
