@@ -1,19 +1,24 @@
 """Tokens per second of a rollout, as a share of what raw requests to the same vLLM give at the same concurrency.
 
 Both sample answers to the same prompts, up to the same number of tokens. The rollout renders messages, parses
-answers, steps environments and makes trajectories; the baseline only sends ids and counts what comes back.
+answers, steps environments and makes trajectories, in this process and in worker processes; the baseline only sends
+ids and counts what comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from agentgym.config import load_config
 from agentgym.models import resolve_model
 from agentgym.pipeline import load_tasks, serving
+from agentgym.policies.http import GENERATE
 from agentgym.policies.vllm import VLLMPolicy
 from agentgym.pool import RolloutPool
 from agentgym.rollout import EpisodeRequest
@@ -21,29 +26,36 @@ from agentgym.types import Sampling
 
 CONCURRENCY = 32
 EPISODES = 128
+WORKERS = 2
 ROUNDS = 3
 SAMPLING = Sampling(max_tokens=64, temperature=1.0)
 
 
 async def measure(folder: Path) -> dict[str, Any]:
-    """Alternate rollout and baseline `ROUNDS` times; the ratio is that of the totals."""
-    config = load_config("quickstart", [f"rollout.concurrency={CONCURRENCY}", f"dir={folder}"])
+    """Alternate rollout, rollout in workers and baseline `ROUNDS` times; the ratios are those of the totals."""
+    overrides = [f"rollout.concurrency={CONCURRENCY}", f"dir={folder}"]
+    config = load_config("quickstart", overrides)
     tasks = load_tasks(config, "train")[:EPISODES]
     model = resolve_model(config.model.path)
-    totals = {"rollout": [0, 0.0], "raw": [0, 0.0]}
+    found: Counter[str] = Counter()
     async with serving(config, model, folder, 0, lambda remark: None) as policy:
         assert isinstance(policy, VLLMPolicy)
-        pool = RolloutPool(policy, config)
-        for index in range(ROUNDS + 1):  # the first round warms up
-            tokens, seconds, prompts = await _rollout(pool, tasks, index)
-            raw_tokens, raw_seconds = await _raw(policy, prompts)
-            if index:
-                totals["rollout"] = [totals["rollout"][0] + tokens, totals["rollout"][1] + seconds]
-                totals["raw"] = [totals["raw"][0] + raw_tokens, totals["raw"][1] + raw_seconds]
-    rates = {name: tokens / seconds for name, (tokens, seconds) in totals.items()}
+        in_workers = load_config("quickstart", [*overrides, f"rollout.workers={WORKERS}"])
+        async with RolloutPool(policy, config) as pool, RolloutPool(policy, in_workers) as workers:
+            for index in range(ROUNDS + 1):  # the first round warms up
+                if index == 1:
+                    found.clear()
+                for name, chosen in (("rollout", pool), ("in_workers", workers)):
+                    tokens, seconds, prompts = await _rollout(chosen, tasks, index)
+                    found.update({f"{name}_tokens": tokens, f"{name}_seconds": seconds})
+                tokens, seconds = await _raw(policy, prompts)
+                found.update({"raw_tokens": tokens, "raw_seconds": seconds})
+    rates = {name: found[f"{name}_tokens"] / found[f"{name}_seconds"] for name in ("rollout", "in_workers", "raw")}
     return {
         "share_of_raw_vllm": rates["rollout"] / rates["raw"],
+        f"share_with_{WORKERS}_workers": rates["in_workers"] / rates["raw"],
         "rollout_tokens_per_second": rates["rollout"],
+        "tokens_per_second_with_workers": rates["in_workers"],
         "raw_tokens_per_second": rates["raw"],
         "concurrency": CONCURRENCY,
     }
@@ -60,7 +72,8 @@ async def _rollout(pool: RolloutPool, tasks: Any, seed: int) -> tuple[int, float
 
 
 async def _raw(policy: VLLMPolicy, prompts: list[tuple[int, ...]]) -> tuple[int, float]:
-    places = asyncio.Semaphore(CONCURRENCY)
+    assert policy.client is not None
+    client, places = policy.client, asyncio.Semaphore(CONCURRENCY)
 
     async def ask(ids: tuple[int, ...], seed: int) -> int:
         body = {
@@ -71,8 +84,8 @@ async def _raw(policy: VLLMPolicy, prompts: list[tuple[int, ...]]) -> tuple[int,
             },
         }  # fmt: skip
         async with places:
-            answer = await policy._post("/inference/v1/generate", body)
-        return len(answer["choices"][0]["token_ids"])
+            answer = await client.post(GENERATE, body)
+        return len(msgspec.json.decode(answer)["choices"][0]["token_ids"])
 
     began = time.monotonic()
     numbers = await asyncio.gather(*(ask(ids, index) for index, ids in enumerate(prompts)))

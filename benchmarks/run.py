@@ -1,6 +1,6 @@
 """`make bench`: every benchmark, as ratios against a baseline of the same run; absolute figures are information.
 
-python -m benchmarks.run [pool] [rollout] [trainer]
+python -m benchmarks.run [pool] [staleness] [rollout] [trainer]
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import pool, rollout, trainer
+from benchmarks import pool, rollout, staleness, trainer
 
-BENCHMARKS = {"pool": pool.measure, "rollout": rollout.measure, "trainer": trainer.measure}
+BENCHMARKS = {
+    "pool": pool.measure,
+    "staleness": staleness.measure,
+    "rollout": rollout.measure,
+    "trainer": trainer.measure,
+}
 
 
 def main(names: list[str]) -> None:
