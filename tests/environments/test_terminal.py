@@ -4,9 +4,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from agentgym.environments.acting import show
 from agentgym.environments.blocks import block
 from agentgym.environments.sandbox import CommandResult
-from agentgym.environments.terminal import TerminalEnv, show
+from agentgym.environments.terminal import TerminalEnv
 from agentgym.errors import SandboxError, TaskError, UsageError
 from agentgym.types import Message, StepResult, Task
 
