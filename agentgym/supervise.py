@@ -14,6 +14,7 @@ import psutil
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SIGNALLED = 128  # exit codes above: the signal that ended the process
 PATIENCE_S = 5.0  # for killed processes to be gone
+SPARED = "agentgym-guard"  # cleans up after a process that was killed, and then ends by itself
 
 
 def supervised(owner: int, grace_s: float = 0.0) -> None:
@@ -70,6 +71,8 @@ def _end(code: int, grace_s: float) -> NoReturn:
         while (left_s := kill_at - time.monotonic()) > -PATIENCE_S:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
+                    if SPARED in process.cmdline():
+                        continue
                     if left_s <= 0:
                         process.kill()
                     elif process.pid not in asked:

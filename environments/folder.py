@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
+from agentgym.environments.leftovers import remove_tree
 from agentgym.environments.sandbox import Entry, Snapshot
 from agentgym.errors import SandboxError
 
@@ -84,7 +83,7 @@ class Folder:
 
     def remove(self) -> None:
         """Remove the directory and everything in it; nothing happens if it is gone."""
-        shutil.rmtree(self.root, onerror=_force)
+        remove_tree(self.root)
 
     @contextlib.contextmanager
     def parent(self, path: str, *, make: bool) -> Iterator[tuple[int, str]]:
@@ -168,18 +167,3 @@ def _entry(name: str, parent: int, status: os.stat_result, budget: list[int]) ->
         content = _read(file, min(MAX_FILE_BYTES, budget[0]))
     budget[0] -= len(content)
     return Entry(kind="file", mode=mode, size=status.st_size, content=content)
-
-
-def _force(function: Any, path: str, error: Any) -> None:
-    """A directory may be closed to its own owner: open it and try once more."""
-    if isinstance(error[1], FileNotFoundError):
-        return
-    parent = Path(path).parent
-    with contextlib.suppress(OSError):
-        for closed in (parent, Path(path)):
-            if closed.is_dir() and not closed.is_symlink():
-                closed.chmod(0o700)
-        if Path(path).is_dir() and not Path(path).is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            Path(path).unlink()

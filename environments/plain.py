@@ -1,52 +1,76 @@
 """A sandbox without walls: commands run as the user, on the machine, in a temporary directory.
 
-It isolates nothing. What a command started is found by its process group and by a mark in its environment, which
-survives `setsid` and double forks (though not a process that clears its own environment).
+It isolates nothing. What a command started is found by its process group, by its cgroup where there are any, and by a
+mark in its environment, which survives `setsid` and double forks (though not a process that clears its environment).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import ctypes
+import functools
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from pathlib import Path
+from typing import Self
 
-import psutil
+from msgspec import structs
 
+from agentgym.environments import guard
+from agentgym.environments.cgroups import Cgroup, no_cgroups
 from agentgym.environments.folder import Folder
-from agentgym.environments.leftovers import PREFIX, claim, sweep_once
-from agentgym.environments.process import refusal, run_process, shell
+from agentgym.environments.leftovers import (
+    DISK,
+    MARK,
+    PREFIX,
+    claim,
+    kill_marked,
+    owner_token,
+    remove_tree,
+    sweep_once,
+)
+from agentgym.environments.process import LocalShell
 from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, Snapshot
+from agentgym.environments.shell import refusal, shell_argv
 from agentgym.environments.trees import copy, pack, unpack
 from agentgym.errors import SandboxError
 from agentgym.types import new_id
 
-MARK = "AGENTGYM_SANDBOX"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MS_NOSUID, MS_NODEV = 2, 4
 
 
 class LocalSandbox(Sandbox):
-    """What the sandboxes on this machine share: a temporary directory, and host-side access to it."""
+    """What the sandboxes on this machine share: a directory, host-side access to it, and a shell."""
 
     owner: int | None = None
+    walls = False
 
     def __init__(self, limits: Limits, *, run_id: str = "", network: str = "none", workdir: str = "/work") -> None:
         self.limits = limits
         self.run_id, self.network, self.workdir = run_id, network, workdir
         self.id = new_id()
         self.base: Path | None = None  # holds the working directory and whatever else the sandbox needs
+        self.shell: LocalShell | None = None
+        self.cgroup: Cgroup | None = None
+        self.cwd = ""
+        self.busy = asyncio.Lock()
 
     async def start(self) -> None:
         try:
-            sweep_once()
+            guard.opened(self.id)
+            await asyncio.to_thread(sweep_once)
             self.base = Path(tempfile.mkdtemp(prefix=PREFIX))
             self.lock = claim(self.base)
-            self.folder = Folder(self.base / "work", self.owner)
-            self._own_dir(self.base / "work")
+            (self.base / "run").write_text(self.run_id)
+            self.cgroup = None if no_cgroups() else Cgroup(self.id, self.limits)
+            disk = self.base / DISK
+            disk.mkdir(mode=0o711)
+            if self.walls and not no_mounts():
+                mount_tmpfs(disk, self.limits.disk_mb, self.limits.inodes)
+            self.folder = Folder(disk / "work", self.owner)
+            self._own_dir(disk / "work")
         except OSError as error:
             raise SandboxError(f"cannot make a working directory: {error}") from error
 
@@ -55,6 +79,49 @@ class LocalSandbox(Sandbox):
         path.chmod(0o755)
         if self.owner is not None:
             os.chown(path, self.owner, self.owner)
+
+    async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
+        root = self._started().root
+        if refused := refusal(command):
+            return refused
+        async with self.busy:
+            if not root.is_dir():
+                raise SandboxError("the working directory is gone")
+            fresh = self.shell is None or self.shell.ended.done()
+            replaced = fresh and self.shell is not None
+            if fresh:
+                await self._open_shell()
+            return await self._run(command, timeout_s, replaced)
+
+    async def _run(self, command: str, timeout_s: float, replaced: bool) -> CommandResult:
+        assert self.shell is not None
+        ooms = self.cgroup.ooms() if self.cgroup else 0
+        try:
+            result = await self.shell.run(command, timeout_s)
+        except BaseException:
+            await self._end_shell()
+            raise
+        self.cwd = result.cwd
+        if result.shell_replaced:
+            await self._end_shell()
+        oom = self.cgroup is not None and self.cgroup.ooms() > ooms
+        return structs.replace(result, shell_replaced=result.shell_replaced or replaced, oom=oom)
+
+    async def _open_shell(self) -> None:
+        await self._end_shell()
+        self.shell = self._new_shell()
+        await self.shell.open(self.cwd)
+
+    async def _end_shell(self) -> None:
+        if self.shell is not None:
+            shell, self.shell = self.shell, None
+            await shell.close()
+
+    def _new_shell(self) -> LocalShell:
+        raise NotImplementedError
+
+    def _enter(self) -> list[str]:
+        return self.cgroup.enter() if self.cgroup else []
 
     async def read(self, path: str) -> bytes:
         return self._started().read(path)
@@ -77,7 +144,7 @@ class LocalSandbox(Sandbox):
     async def download(self, path: str = ".") -> bytes:
         return await asyncio.to_thread(pack, self._started(), path)
 
-    async def fork(self) -> Sandbox:
+    async def fork(self) -> Self:
         source = self._started()
         made = type(self)(self.limits, run_id=self.run_id, network=self.network, workdir=self.workdir)
         await made.start()
@@ -89,10 +156,17 @@ class LocalSandbox(Sandbox):
         return made
 
     async def close(self) -> None:
-        if self.base is not None:
-            base, self.base = self.base, None
-            await asyncio.to_thread(Folder(base).remove)
+        if self.base is None:
+            return
+        base, self.base = self.base, None
+        try:
+            await self._end_shell()
+        finally:
+            if self.cgroup is not None:
+                await asyncio.to_thread(self.cgroup.remove)
+            await asyncio.to_thread(remove_tree, base)
             os.close(self.lock)
+            guard.closed(self.id)
 
     def _started(self) -> Folder:
         if self.base is None:
@@ -103,50 +177,48 @@ class LocalSandbox(Sandbox):
 class PlainSandbox(LocalSandbox):
     """Commands run as plain subprocesses: for trusted work, and where nothing better is there."""
 
-    async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
+    def _new_shell(self) -> LocalShell:
+        self.mark = f"{owner_token()}/{self.id}"
         root = self._started().root
-        env = {"PATH": PATH, "HOME": str(root), "LANG": "C.UTF-8", "TERM": "dumb", MARK: self.id}
-        return refusal(command) or await run_process(
-            lambda ready: [*_tied_to_us(), *shell(command, self.limits, ready, count_processes=False)],
-            self._kill,
+        argv = shell_argv(self.limits, address_space=self.cgroup is None, count_processes=False)
+        return LocalShell(
+            [*self._enter(), *_tied_to_us(), *argv],
+            self._sweep,
             cwd=root,
-            env=env,
-            timeout_s=timeout_s,
+            env={"PATH": PATH, "HOME": str(root), "LANG": "C.UTF-8", "TERM": "dumb", MARK: self.mark},
             limit=self.limits.output_bytes,
         )
 
-    async def close(self) -> None:
-        if self.base is not None:
-            await asyncio.to_thread(kill_marked, self.id)
-        await super().close()
-
-    def _kill(self, process: subprocess.Popen[bytes], thorough: bool) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if thorough:
-            kill_marked(self.id)
+    def _sweep(self) -> None:
+        if self.cgroup is not None:
+            self.cgroup.kill()
+        kill_marked(self.mark)
 
 
-def kill_marked(id: str) -> None:
-    """Kill every process of the sandbox `id`, again until none is left: they may fork meanwhile."""
-    for _ in range(10):
-        alive = [process for process in psutil.process_iter() if _mark_of(process) == id]
-        if not alive:
-            return
-        for process in alive:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(alive, timeout=0.2)
-
-
-def _mark_of(process: psutil.Process) -> str | None:
-    try:
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.environ().get(MARK)
-    except (psutil.Error, OSError):
-        return None
-
-
-def _tied_to_us() -> list[str]:
-    """A prefix that lets the kernel kill the command when its owner dies."""
+@functools.cache
+def _tied_to_us() -> tuple[str, ...]:
+    """A prefix that lets the kernel kill the shell when its owner dies."""
     setpriv = shutil.which("setpriv", path=PATH)
-    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
+
+
+def mount_tmpfs(place: Path, size_mb: int, inodes: int) -> None:
+    """Mount an empty file system in memory, of limited size. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    options = f"size={size_mb}m,nr_inodes={inodes},mode=0711".encode()
+    if libc.mount(b"agentgym", os.fsencode(place), b"tmpfs", MS_NOSUID | MS_NODEV, options) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot mount a tmpfs: {os.strerror(ctypes.get_errno())}")
+
+
+@functools.cache
+def no_mounts() -> str:
+    """Why this process cannot mount file systems, in one line; empty if it can. Tried once."""
+    base = Path(tempfile.mkdtemp(prefix=PREFIX))
+    try:
+        (base / DISK).mkdir()
+        mount_tmpfs(base / DISK, 1, 16)
+    except OSError as error:
+        return str(error)
+    finally:
+        remove_tree(base)
+    return ""

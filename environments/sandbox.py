@@ -49,12 +49,15 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one command may take."""
+    """What a sandbox may take. Which kind of sandbox keeps which limit: docs/sandboxes.md."""
 
-    memory_mb: int = 2048  # address space of each process
-    processes: int = 256  # where the sandbox has a process count of its own
-    file_mb: int = 64  # size of a file that it writes
-    open_files: int = 256
+    memory_mb: int = 2048  # of everything together; of each process's address space where there are no cgroups
+    processes: int = 256
+    cpus: float = 0.0  # processors' worth of time; 0: no limit
+    disk_mb: int = 512  # of the working directory and /tmp together
+    inodes: int = 100_000  # of the same: how many files
+    file_mb: int = 64  # size of one file
+    open_files: int = 256  # of each process
     output_bytes: int = 65536  # kept of each of stdout and stderr
 
 

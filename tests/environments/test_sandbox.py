@@ -12,7 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentgym.environments.leftovers import LOCK, PREFIX, sweep
+from agentgym.environments.leftovers import (
+    LOCK,
+    MARK,
+    PREFIX,
+    Leftover,
+    cgroup_parents,
+    claim,
+    find,
+    is_dead,
+    owner_token,
+    reap,
+    sweep,
+)
 from agentgym.environments.sandbox import Sandbox, open_sandbox, warn_not_isolated
 from agentgym.errors import SandboxError, UsageError
 
@@ -152,7 +164,7 @@ async def test_stdin_is_empty(sandbox: Sandbox) -> None:
 
 async def test_commands_no_shell_can_take_are_results_not_failures(sandbox: Sandbox) -> None:
     nul = await sandbox.run("echo a\0b")
-    long = await sandbox.run("echo " + "a" * 200_000)
+    long = await sandbox.run("echo " + "a" * (5 << 20))
     odd = await sandbox.run("echo \udcff")
     assert (nul.exit_code, long.exit_code, odd.exit_code) == (126, 126, 0)
     assert "NUL" in nul.stderr and "too long" in long.stderr
@@ -228,7 +240,8 @@ asyncio.run(main())
 """
 
 
-def test_nothing_is_left_if_the_owner_is_killed(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_if_the_owner_is_killed(kind: str, tmp_path: Path, number: int) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, kind], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
@@ -239,14 +252,43 @@ def test_nothing_is_left_if_the_owner_is_killed(kind: str, tmp_path: Path) -> No
         (base,) = tmp_path.glob(f"{PREFIX}*")
         os.utime(base / LOCK, (0, 0))
         assert sweep(tmp_path) == 0 and base.exists()  # its owner is alive
-        owner.send_signal(signal.SIGKILL)
+        token = owner_token(owner.pid)
+        owner.send_signal(number)
+        owner.wait()
+        killed = time.monotonic()
     assert gone("9734")
-    assert sweep(tmp_path) == 1 and not base.exists()
+    while base.exists() or any(token in one.name for parent in cgroup_parents() for one in parent.glob("*")):
+        assert time.monotonic() - killed < 5, "its guard did not remove what it left"
+        time.sleep(0.02)
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
+def test_what_a_dead_owner_left_is_found_and_removed(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["sleep", "60"])
+    token = owner_token(dead.pid)
+    dead.kill()
+    dead.wait()
+    (tmp_path / f"{PREFIX}dead/disk/work/a").mkdir(parents=True)
+    (tmp_path / f"{PREFIX}dead" / LOCK).write_text(token)
+    (tmp_path / f"{PREFIX}mine").mkdir()
+    lock = claim(tmp_path / f"{PREFIX}mine")
+    left = subprocess.Popen(["sleep", "60"], env={MARK: f"{token}/x"}, start_new_session=True)
+    assert is_dead(token) and not is_dead(owner_token()) and not is_dead("1-1-1")
+    wanted = {Leftover("directory", str(tmp_path / f"{PREFIX}dead")), Leftover("processes", f"{token}/x")}
+    assert wanted <= set(find(tmp_path)) and wanted <= set(reap(tmp_path))
+    assert left.wait(timeout=5) == -signal.SIGKILL and [one.name for one in _listed(tmp_path)] == [f"{PREFIX}mine"]
+    os.close(lock)
 
 
 def test_unknown_kinds_answer_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'bubblewrap'"):
         open_sandbox("bublewrap")
+
+
+def test_the_plain_sandbox_refuses_untrusted_tasks() -> None:
+    with pytest.raises(UsageError, match="no walls"):
+        open_sandbox("plain", trusted=False)
+    assert open_sandbox("plain", trusted=True)
 
 
 def test_the_plain_sandbox_says_once_that_it_isolates_nothing(caplog: pytest.LogCaptureFixture) -> None:
