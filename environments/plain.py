@@ -12,6 +12,7 @@ import functools
 import os
 import shutil
 import tempfile
+from abc import abstractmethod
 from pathlib import Path
 from typing import Self
 
@@ -117,8 +118,9 @@ class LocalSandbox(Sandbox):
             shell, self.shell = self.shell, None
             await shell.close()
 
+    @abstractmethod
     def _new_shell(self) -> LocalShell:
-        raise NotImplementedError
+        """A shell in the working directory."""
 
     def _enter(self) -> list[str]:
         return self.cgroup.enter() if self.cgroup else []
