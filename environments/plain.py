@@ -157,6 +157,10 @@ class LocalSandbox(Sandbox):
             raise
         return made
 
+    async def stop(self) -> None:
+        self._started()
+        await self._end_shell()
+
     async def close(self) -> None:
         if self.base is None:
             return

@@ -16,6 +16,7 @@ from agentgym.errors import SandboxError, UsageError
 from agentgym.registry import nearest
 from agentgym.types import Struct
 
+DEFAULT_IMAGE = "base"  # made from this machine's packages
 KINDS = ("auto", "bubblewrap", "docker", "plain")
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,10 @@ class Sandbox(ABC):
         """A started sandbox with a copy of the files; neither sees what the other does. The shell is a new one."""
 
     @abstractmethod
+    async def stop(self) -> None:
+        """End everything that runs in it; the files stay, and the next command has a new shell."""
+
+    @abstractmethod
     async def close(self) -> None:
         """End whatever still runs and remove the working directory; safe to call twice."""
 
@@ -133,6 +138,8 @@ def open_sandbox(
     run_id: str = "",
     trusted: bool = True,
     workdir: str = "/work",
+    writable: bool = False,
+    user: str = "1000:1000",
 ) -> Sandbox:
     """A sandbox, not yet started.
 
@@ -144,6 +151,9 @@ def open_sandbox(
         run_id: written on everything that it makes, so that what a killed run left can be told.
         trusted: whether the task is; plain refuses one that is not.
         workdir: what the working directory is called inside; plain has it under a temporary name.
+        writable: with docker, whether the image's files can be changed, and `workdir` is the image's own directory; else
+            the system is read-only and the working directory starts empty.
+        user: with docker, the user (uid:gid) that commands run as.
 
     Raises:
         UsageError: no such kind, or an untrusted task without walls.
@@ -156,7 +166,15 @@ def open_sandbox(
         raise UsageError(f"unknown sandbox {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
     limits = limits or Limits()
     if kind == "docker" or (kind == "auto" and image):
-        raise SandboxError("docker does not work here")
+        from agentgym.environments.containers import Spec
+        from agentgym.environments.docker import DockerSandbox
+
+        return DockerSandbox(
+            Spec(
+                image=image or DEFAULT_IMAGE, limits=limits, network=network, run_id=run_id, workdir=workdir, user=user,
+                writable=writable,
+            )
+        )  # fmt: skip
     problem = "" if kind == "plain" else why_not()
     if kind == "bubblewrap" and problem:
         raise SandboxError(f"bubblewrap does not work here: {problem}")

@@ -1,0 +1,378 @@
+"""A sandbox in a Docker container: the walls of bubblewrap and an image's own system.
+
+A container is made once an episode. Its first process is the owner's hand inside (see `Control`), and a second one, over
+the socket of one `docker exec`, is the persistent shell. Ready ones can wait in a pool. Files go in and out as tar,
+through a shell of their own: the daemon's copying loses files on a tmpfs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import posixpath
+import tarfile
+from typing import Any
+
+from msgspec import structs
+
+from agentgym.environments import guard
+from agentgym.environments.containers import (
+    BASH,
+    Spec,
+    client,
+    create,
+    failing_as_sandbox,
+    labels,
+    memory_cgroup,
+    oom_kills,
+)
+from agentgym.environments.dockershell import Control, DockerShell, Wire
+from agentgym.environments.folder import MAX_ENTRIES, MAX_FILE_BYTES, MAX_TOTAL_BYTES
+from agentgym.environments.images import ensure
+from agentgym.environments.leftovers import sweep_once
+from agentgym.environments.sandbox import CommandResult, Entry, Sandbox, Snapshot
+from agentgym.environments.shell import quote, refusal
+from agentgym.errors import SandboxError
+
+MAX_TREE_BYTES = 1 << 30
+INLINE_BYTES = 1 << 18  # larger trees go in through an exec of their own
+TRANSFER_S = 120.0
+NO_LINKS = 'for p in %s; do [ ! -L "$p" ] || exit 9; done'
+
+
+class DockerSandbox(Sandbox):
+    """Commands run in a container of `spec.image`."""
+
+    isolates = True
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.id = ""  # the container's
+        self.digest = ""  # the image's
+        self.shell: DockerShell | None = None
+        self.courier: DockerShell | None = None
+        self.control: Control | None = None
+        self.committed = ""  # the image of a fork
+        self.cwd = ""
+        self.busy, self.carrying = asyncio.Lock(), asyncio.Lock()
+
+    async def start(self) -> None:
+        guard.opened(f"docker/{id(self)}")
+        await asyncio.to_thread(sweep_once)
+        try:
+            image = await asyncio.to_thread(ensure, self.spec.image)
+            self.id = await asyncio.to_thread(create, structs.replace(self.spec, image=image))
+            answer = await asyncio.to_thread(self._attach_and_start)
+            self.control = Control(answer)
+            if not await self.control.ask("hello"):
+                raise SandboxError(f"a container of {self.spec.image!r} did not start: has the image {BASH}?")
+            self.group, self.digest = await asyncio.to_thread(self._look)
+            self.shell = await self._new_shell(self.spec.limits.output_bytes)
+        except BaseException:
+            await self.close()
+            raise
+
+    def _attach_and_start(self) -> Any:
+        api = client().api
+        with failing_as_sandbox("cannot start a container"):
+            answer = api.attach_socket(self.id, params={"stdin": 1, "stdout": 1, "stream": 1})
+            api.start(self.id)
+        return answer
+
+    def _look(self) -> tuple[Any, str]:
+        with failing_as_sandbox("cannot look at a container"):
+            image = client().api.inspect_container(self.id)["Image"]
+        return memory_cgroup(self.id), str(image)
+
+    async def _new_shell(self, limit: int, cwd: str = "") -> DockerShell:
+        exec_id, answer = await asyncio.to_thread(
+            self._exec, [BASH, "-c", 'umask 022; exec "$BASH" --norc --noprofile']
+        )
+
+        async def exit_code() -> int:
+            return await asyncio.to_thread(self._exit_code, exec_id)
+
+        shell = DockerShell(answer, self._kill_all, exit_code, limit)
+        await shell.open(cwd)
+        return shell
+
+    def _exec(self, argv: list[str]) -> tuple[str, Any]:
+        api = client().api
+        with failing_as_sandbox("cannot run anything in the container"):
+            exec_id = api.exec_create(self.id, argv, stdin=True, user=self.spec.user, workdir=self.spec.workdir)["Id"]
+            return exec_id, api.exec_start(exec_id, socket=True)
+
+    def _exit_code(self, exec_id: str) -> int:
+        with failing_as_sandbox("the container is gone"):
+            for _ in range(100):
+                said = client().api.exec_inspect(exec_id)
+                if not said["Running"] and said["ExitCode"] is not None:
+                    return int(said["ExitCode"])
+        return 137
+
+    async def _kill_all(self) -> None:
+        if self.control is None or not await self.control.ask("kill"):
+            raise SandboxError("the container is gone, or does not answer")
+
+    async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
+        self._started()
+        if refused := refusal(command):
+            return refused
+        async with self.busy:
+            replaced = self.shell is not None and self.shell.ended.done()
+            if self.shell is None or self.shell.ended.done():
+                self.shell = await self._new_shell(self.spec.limits.output_bytes, self.cwd)
+            ooms = oom_kills(self.group)
+            shell = self.shell
+            try:
+                result = await self._alive(shell.run(command, timeout_s))
+            except BaseException:
+                self._drop(shell)
+                raise
+            self.cwd = result.cwd
+            if result.shell_replaced:
+                self._drop(shell)
+            oom = oom_kills(self.group) > ooms
+            return structs.replace(result, shell_replaced=result.shell_replaced or replaced, oom=oom)
+
+    def _drop(self, shell: DockerShell) -> None:
+        shell.wire.close()
+        self.shell = None
+
+    async def _alive(self, work: Any) -> CommandResult:
+        """Await a command; a container that died with it is no result."""
+        result: CommandResult = await work
+        if result.shell_replaced and not result.timed_out:
+            assert self.control is not None
+            if not await self.control.ask("alive"):
+                raise SandboxError("the container died")
+        return result
+
+    async def _carry(self, command: str) -> CommandResult:
+        """Run a command in the courier, a shell that the agent has never spoken to."""
+        self._started()
+        async with self.carrying:
+            if self.courier is None or self.courier.ended.done():
+                self.courier = await self._new_shell(MAX_TREE_BYTES)
+            result = await self._alive(self.courier.run(f"(cd {quote(self.spec.workdir)} && {command}\n)", TRANSFER_S))
+            if result.shell_replaced:
+                self.courier.wire.close()
+                self.courier = None
+        if result.exit_code != 0:
+            raise SandboxError(f"in the container: {result.stderr.strip()[-300:] or f'exit {result.exit_code}'}")
+        return result
+
+    async def upload(self, tar: bytes, path: str = ".") -> None:
+        plain = _checked(tar)
+        unpack = f"mkdir -p -- {quote(path)} && tar -xpf - --no-same-owner -C {quote(path)}"
+        if len(plain) <= INLINE_BYTES:
+            await self._carry(f"base64 -d <<'END' | ({unpack})\n{base64.b64encode(plain).decode()}\nEND")
+        else:
+            await self._stream(f"cd {quote(self.spec.workdir)} && {unpack}", plain)
+
+    async def _stream(self, command: str, data: bytes) -> None:
+        """Run a command with `data` on its standard input, in an exec of its own."""
+        self._started()
+        exec_id, answer = await asyncio.to_thread(self._exec, [BASH, "-c", command])
+        said, ended = bytearray(), asyncio.Event()
+        wire = Wire(answer, lambda number, chunk: said.extend(chunk), ended.set)
+        try:
+            async with asyncio.timeout(TRANSFER_S):
+                await wire.send(data)
+                wire.finish()
+                await ended.wait()
+        except (OSError, TimeoutError) as error:
+            raise SandboxError(f"cannot send files to the container: {error}") from error
+        finally:
+            wire.close()
+        if await asyncio.to_thread(self._exit_code, exec_id) != 0:
+            raise SandboxError(f"in the container: {said.decode('utf-8', 'replace').strip()[-300:]}")
+
+    async def download(self, path: str = ".") -> bytes:
+        if not path.startswith("/") and path != ".":
+            _inside(path)
+            await self._carry(f"({NO_LINKS % ' '.join(map(quote, _prefixes(posixpath.dirname(path))))})")
+        return await asyncio.to_thread(_tidy, await self._pack(path))
+
+    async def _pack(self, path: str) -> bytes:
+        """A tar as the container's own program makes it; what its user may not read is missing."""
+        parent, name = posixpath.split(posixpath.normpath(path))
+        at = quote(path)
+        tree = f"tar -cf - --format=pax -C {at} ."
+        one = f"tar -cf - --format=pax -C {quote(parent or '.')} -- {quote(name)}"
+        result = await self._carry(
+            f"if [ -d {at} ] && [ ! -L {at} ]; then {tree} 2>/dev/null || :; "
+            f"elif [ -e {at} ] || [ -L {at} ]; then {one}; else echo 'no such path' >&2; exit 9; fi"
+        )
+        if result.stdout_dropped:
+            raise SandboxError(f"{path!r} is too large")
+        return result.stdout_raw
+
+    async def read(self, path: str) -> bytes:
+        _inside(path)
+        await self._carry(f"({NO_LINKS % ' '.join(map(quote, _prefixes(path)))})")
+        with tarfile.open(fileobj=io.BytesIO(await self.download(path))) as archive:
+            member = next(iter(archive), None)
+            file = archive.extractfile(member) if member is not None and member.isreg() else None
+            if file is None:
+                raise SandboxError(f"{path!r} is not a regular file")
+            return file.read(MAX_FILE_BYTES)
+
+    async def write(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        info = tarfile.TarInfo(posixpath.basename(path))
+        info.size, info.mode = len(content), mode
+        await self._put(path, info, content)
+
+    async def make_dir(self, path: str, mode: int = 0o755) -> None:
+        _inside(path)
+        await self._carry(f"mkdir -p -- {quote(path)} && chmod {mode:o} -- {quote(path)}")
+
+    async def link(self, path: str, target: str) -> None:
+        info = tarfile.TarInfo(posixpath.basename(path))
+        info.type, info.linkname = tarfile.SYMTYPE, target
+        await self._put(path, info, b"")
+
+    async def _put(self, path: str, info: tarfile.TarInfo, content: bytes) -> None:
+        _inside(path)
+        links = NO_LINKS % " ".join(map(quote, _prefixes(path)))
+        await self._carry(f"({links}; [ ! -e {quote(path)} ] || [ -f {quote(path)} ] || exit 9)")
+        made = io.BytesIO()
+        with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            archive.addfile(info, io.BytesIO(content))
+        await self.upload(made.getvalue(), posixpath.dirname(path) or ".")
+
+    async def snapshot(self) -> Snapshot:
+        return await asyncio.to_thread(_entries, await self._pack("."))
+
+    async def fork(self) -> DockerSandbox:
+        self._started()
+        spec, image = self.spec, ""
+        if spec.writable:
+            image = await asyncio.to_thread(self._commit)
+            spec = structs.replace(spec, image=image)
+        made = DockerSandbox(spec)
+        made.committed = image
+        await made.start()
+        try:
+            for place in ("/tmp",) if spec.writable else (spec.workdir, "/tmp"):
+                await made.upload(await self._pack(place), place)
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    def _commit(self) -> str:
+        changes = [f'LABEL {name}="{value}"' for name, value in labels(self.spec.run_id).items()]
+        with failing_as_sandbox("cannot commit the container"):
+            return str(client().api.commit(self.id, pause=True, changes=changes)["Id"])
+
+    async def stop(self) -> None:
+        self._started()
+        await self._kill_all()
+
+    async def close(self) -> None:
+        container, self.id = self.id, ""
+        for shell in (self.shell, self.courier):
+            if shell is not None:
+                shell.wire.close()
+        if self.control is not None:
+            self.control.close()
+        self.shell = self.courier = self.control = None
+        if container:
+            await asyncio.to_thread(remove, container, self.committed)
+        guard.closed(f"docker/{id(self)}")
+
+    def _started(self) -> None:
+        if not self.id:
+            raise SandboxError("the sandbox is not started, or closed")
+        if self.control is None or self.control.ended.done():
+            raise SandboxError("the container died")
+
+
+def remove(container: str, image: str = "") -> None:
+    """Remove a container, and the image that it alone was made from; nothing happens if they are gone."""
+    import docker
+
+    with failing_as_sandbox("cannot remove a container"):
+        for kind, name in (("container", container), ("image", image)):
+            try:
+                if kind == "container":
+                    client().api.remove_container(name, force=True)
+                elif name:
+                    client().api.remove_image(name, force=True)
+            except docker.errors.NotFound:
+                continue
+            except docker.errors.APIError as error:
+                if "already in progress" not in str(error):
+                    raise
+
+
+def _checked(tar: bytes) -> bytes:
+    """A tar, unpacked; refused if a name leads out or passes through a link of its own."""
+    made = io.BytesIO()
+    links: set[str] = set()
+    try:
+        with (
+            tarfile.open(fileobj=io.BytesIO(tar), mode="r:*") as archive,
+            tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as clean,
+        ):
+            for member in archive:
+                parts = member.name.split("/")
+                if member.name.startswith("/") or ".." in parts or links & set(_prefixes(member.name)):
+                    raise SandboxError(f"{member.name!r} leads out of the archive")
+                if member.issym():
+                    links.add(posixpath.normpath(member.name))
+                if member.isreg() or member.isdir() or member.issym() or member.islnk():
+                    clean.addfile(member, archive.extractfile(member) if member.isreg() else None)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise SandboxError(f"not a readable archive: {error}") from error
+    return made.getvalue()
+
+
+def _tidy(tar: bytes) -> bytes:
+    """The same tree with plain names, and only what `upload` takes."""
+    made = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(tar)) as archive,
+        tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as clean,
+    ):
+        for member in archive:
+            member.name = posixpath.normpath(member.name)
+            member.linkname = member.linkname if member.issym() else member.linkname.removeprefix("./")
+            member.pax_headers = {}
+            if member.name != "." and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+                clean.addfile(member, archive.extractfile(member) if member.isreg() else None)
+    return made.getvalue()
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = posixpath.normpath(path).split("/")
+    return ["/".join(parts[: end + 1]) for end in range(len(parts)) if parts[: end + 1] != [""]]
+
+
+def _inside(path: str) -> None:
+    if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise SandboxError(f"{path!r} is not a path inside the working directory")
+
+
+def _entries(tar: bytes) -> Snapshot:
+    found: Snapshot = {}
+    left = MAX_TOTAL_BYTES
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        for member in archive:
+            name = posixpath.normpath(member.name)
+            if name == "." or len(found) >= MAX_ENTRIES:
+                continue
+            content = b""
+            file = archive.extractfile(member) if member.isreg() or member.islnk() else None
+            if file is not None:
+                content = file.read(min(MAX_FILE_BYTES, left))
+                left -= len(content)
+            kind: Any = "dir" if member.isdir() else "link" if member.issym() else "file" if file else "other"
+            size = member.size or len(content)
+            found[name] = Entry(
+                kind=kind, mode=member.mode, size=size if kind == "file" else 0, content=content,
+                target=member.linkname if kind == "link" else "",
+            )  # fmt: skip
+    return dict(sorted(found.items()))
