@@ -81,6 +81,7 @@ TASK_SETS = Registry("task set", "agentgym.task_sets")
 ENGINES = Registry("engine", "agentgym.engines")
 
 ENVIRONMENTS.register("terminal", "agentgym.environments.terminal:TerminalEnv")
+ENVIRONMENTS.register("swe", "agentgym.environments.swe:SWEEnv")
 TASK_SETS.register("terminal/basics", "agentgym.tasks.terminal_basics:TerminalBasics")
 ENGINES.register("vllm", "agentgym.policies.vllm:VLLMPolicy")
 ENGINES.register("transformers", "agentgym.policies.transformers:TransformersPolicy")

@@ -87,7 +87,7 @@ class ShellEnv(Env):
         return Observation(messages=tuple(messages)), {"task": task.id, "isolates": self.sandbox.isolates}
 
     async def step(self, action: Message) -> StepResult:
-        if self.task is None or self.sandbox is None:
+        if self.task is None:
             raise UsageError(f"{self.name}: step before reset, or after close")
         if self.ended:
             return StepResult(say("The episode has ended."), 0.0, True, False, {"ended": True})
@@ -99,6 +99,7 @@ class ShellEnv(Env):
             return await self._teach(problem)
         self.parse_errors = 0
         self.commands += 1
+        assert self.sandbox is not None
         result = await self.sandbox.run(command, timeout_s=self.command_timeout_s)
         info = {"exit_code": result.exit_code, "timed_out": result.timed_out, "seconds": result.seconds}
         shown = show(result, self.max_output_chars)
@@ -107,8 +108,13 @@ class ShellEnv(Env):
         return StepResult(say(shown), 0.0, False, False, info)
 
     async def close(self) -> None:
+        self.task = None
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """End the policy's sandbox; what it still runs is gone."""
         if self.sandbox is not None:
-            sandbox, self.sandbox, self.ended = self.sandbox, None, True
+            sandbox, self.sandbox = self.sandbox, None
             await sandbox.close()
 
     def script(self, commands: list[str], says: str = DONE) -> list[Message]:
