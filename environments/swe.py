@@ -23,7 +23,6 @@ from agentgym.environments.swe_grade import (
     instance_of,
     open_with,
     run_paths,
-    source_tree,
     trees_of,
 )
 from agentgym.environments.toolbox import PLACE, toolbox, wrapper
@@ -78,19 +77,21 @@ class SWEEnv(ShellEnv):
         self.test_timeout_s = test_timeout_s
 
     async def oracle(self, task: Task) -> list[Message]:
-        return self.script(apply_commands(instance_of(task).patch))
+        instance = instance_of(task)
+        patch = (await asyncio.to_thread(trees_of, instance)).patch if instance.fixed else instance.patch
+        return self.script(apply_commands(patch))
 
     async def _open(self, task: Task) -> None:
         instance = instance_of(task)
         if self.test_timeout_s is not None:
             instance = msgspec.structs.replace(instance, timeout_s=self.test_timeout_s)
         self.instance: Instance = instance
-        if not instance.image:
-            base = await asyncio.to_thread(source_tree, instance.source)
-        self.sandbox = await open_with(instance, self.kind)
+        base = None
         if instance.image:
+            self.sandbox = await open_with(instance, self.kind)
             base = patches.read_tar(await self.sandbox.download("."))
         self.trees: Trees = await asyncio.to_thread(trees_of, instance, base)
+        self.sandbox = self.sandbox or await open_with(instance, self.kind)
         await self._lay_out()
 
     async def _lay_out(self) -> None:

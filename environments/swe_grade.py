@@ -5,7 +5,8 @@ A task's `data` is a row of the SWE-bench format with where its tree comes from:
     {"source": {"kind": "git", "path": "/repos/calc", "commit": "abc123"},
      "patch": "diff --git ...", "test_patch": "diff --git ...", "FAIL_TO_PASS": [...], "PASS_TO_PASS": [...]}
 
-Other sources: `{"kind": "files", "files": {path: text}}`, `{"kind": "archive", "path": "x.tar.gz"}` with one folder at
+Instead of the two patches it may name the solved tree and what of it is tests: `{"fixed": source, "test_paths":
+["tests"]}`. Other sources: `{"kind": "files", "files": {path: text}}`, `{"kind": "archive", "path": "x.tar.gz"}` with one folder at
 its top, and `{"kind": "image", "image": name}` with the repository in the working directory `workdir`. Optional:
 `tests` (what to run instead of the files of the named tests), `pass_at_least` (how many tests outside FAIL_TO_PASS
 must pass, where their names are not known), `test_command` and `parser` (instead of pytest from the toolbox),
@@ -41,9 +42,11 @@ class Instance(Struct, frozen=True, kw_only=True):
     """What a task's data says, checked."""
 
     source: dict[str, Any]
-    patch: str
-    test_patch: str
     fail_to_pass: tuple[str, ...]
+    patch: str = ""
+    test_patch: str = ""
+    fixed: dict[str, Any] = {}
+    test_paths: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     pass_at_least: int = 0
     tests: tuple[str, ...] = ()
@@ -64,13 +67,6 @@ class Instance(Struct, frozen=True, kw_only=True):
         """The working directory inside the sandbox."""
         return str(self.source.get("workdir", "/testbed" if self.image else "/work"))
 
-    @property
-    def test_files(self) -> tuple[str, ...]:
-        """The files of the tests that count."""
-        names = [name for name in (*self.fail_to_pass, *self.pass_to_pass) if "::" in name]
-        files = {name.split("::")[0] for name in names} | patches.touched(self.test_patch)
-        return tuple(sorted(files))
-
 
 class Trees(Struct, frozen=True, kw_only=True):
     """An instance's trees: as the agent finds it, solved, and with the tests that count."""
@@ -78,6 +74,9 @@ class Trees(Struct, frozen=True, kw_only=True):
     base: Tree
     gold: Tree
     tested: Tree
+    patch: str  # from base to gold
+    changed_tests: frozenset[str]  # what differs between base and tested
+    test_files: tuple[str, ...]  # of the tests that count
 
 
 class PatchReport(Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -131,11 +130,38 @@ def _source_tree(source_json: str) -> Tree:
     raise TaskError(f"unknown kind {source['kind']!r}; known: files, git, archive, image")
 
 
-def trees_of(instance: Instance, base: Tree) -> Trees:
-    """The trees of an instance. Raises TaskError if its own patches do not apply."""
+def trees_of(instance: Instance, base: Tree | None = None) -> Trees:
+    """The trees of an instance; `base` is given where it comes from an image. Raises TaskError."""
+    if base is None:
+        return _trees_of(msgspec.json.encode(instance))
+    return _make_trees(instance, base)
+
+
+@functools.lru_cache(maxsize=8)
+def _trees_of(instance_json: bytes) -> Trees:
+    instance = msgspec.json.decode(instance_json, type=Instance)
+    return _make_trees(instance, source_tree(instance.source))
+
+
+def _make_trees(instance: Instance, base: Tree) -> Trees:
+    if instance.fixed:
+        fixed = source_tree(instance.fixed)
+        changed = {path for path in {*base, *fixed} if base.get(path) != fixed.get(path)}
+        tests = {path for path in changed if any(path == at or path.startswith(f"{at}/") for at in instance.test_paths)}
+        gold, tested = overlay(base, fixed, changed - tests), overlay(base, fixed, tests)
+        patch = patches.diff(base, gold)
+    else:
+        patch = instance.patch
+        gold, tested = dict(_patched(base, patch)), dict(_patched(base, instance.test_patch))
+        tests = {path for path in patches.touched(instance.test_patch) if base.get(path) != tested.get(path)}
+    names = [name for name in (*instance.fail_to_pass, *instance.pass_to_pass) if "::" in name]
+    files = tuple(sorted({name.split("::")[0] for name in names} | tests))
+    return Trees(base=base, gold=gold, tested=tested, patch=patch, changed_tests=frozenset(tests), test_files=files)
+
+
+def _patched(base: Tree, patch: str) -> Tree:
     try:
-        gold = patches.apply(base, instance.patch)
-        return Trees(base=base, gold=gold, tested=patches.apply(base, instance.test_patch))
+        return patches.apply(base, patch)
     except PatchError as error:
         raise TaskError(f"the task's own patch does not apply: {error}") from error
 
@@ -161,13 +187,13 @@ async def grade_patch(instance: Instance, trees: Trees, patch: str, *, kind: str
         after = await asyncio.to_thread(patches.apply, trees.base, patch)
     except PatchError as error:
         return PatchReport(resolved=False, applied=False, failed=(f"the patch does not apply: {error}",))
-    tree, hacks = await asyncio.to_thread(defend, trees.base, after, trees.gold, named=instance.test_files)
-    tree = overlay(tree, trees.tested, patches.touched(instance.test_patch))
+    tree, hacks = await asyncio.to_thread(defend, trees.base, after, trees.gold, named=trees.test_files)
+    tree = overlay(tree, trees.tested, trees.changed_tests)
     sandbox = await open_with(instance, kind)
     try:
         await _lay_out(sandbox, instance, trees.base, tree)
-        result = await sandbox.run(_command(instance, tree), timeout_s=instance.timeout_s)
-        rewritten = await _rewritten(sandbox, instance, tree)
+        result = await sandbox.run(_command(instance, trees, tree), timeout_s=instance.timeout_s)
+        rewritten = await _rewritten(sandbox, trees, tree)
     finally:
         await sandbox.close()
     results = parser_of(instance.parser)(result.stdout, result.exit_code)
@@ -186,10 +212,10 @@ def run_paths(instance: Instance, tree: Tree) -> tuple[str, ...]:
     return (".", "src") if any(path.startswith("src/") and path.endswith(".py") for path in tree) else (".",)
 
 
-def _command(instance: Instance, tree: Tree) -> str:
+def _command(instance: Instance, trees: Trees, tree: Tree) -> str:
     if instance.test_command:
         return f"{{ {instance.test_command}\n}} 2>&1"
-    wanted = instance.tests or tuple(path for path in instance.test_files if path in tree and path.endswith(".py"))
+    wanted = instance.tests or tuple(path for path in trees.test_files if path in tree and path.endswith(".py"))
     if not wanted:
         raise TaskError("none of the files of the named tests is there")
     return pytest_command(wanted, paths=run_paths(instance, tree), options=instance.pytest_options)
@@ -212,10 +238,10 @@ async def remove(sandbox: Sandbox, paths: Sequence[str]) -> None:
         await sandbox.run(f"rm -rf -- {shlex.join(paths[start : start + 200])}", timeout_s=60)
 
 
-async def _rewritten(sandbox: Sandbox, instance: Instance, tree: Tree) -> list[Hack]:
+async def _rewritten(sandbox: Sandbox, trees: Trees, tree: Tree) -> list[Hack]:
     """The tests that the code under test has changed while it ran."""
     hacks = []
-    for path in instance.test_files:
+    for path in trees.test_files:
         if path in tree and path.endswith(".py"):
             found = patches.read_tar(await sandbox.download(path)).get(path.rpartition("/")[2])
             if found is None or found.content != tree[path].content:

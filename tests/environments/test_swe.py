@@ -7,7 +7,7 @@ from agentgym.environments.blocks import block
 from agentgym.environments.patches import tree_of
 from agentgym.environments.sandbox import open_sandbox
 from agentgym.environments.swe import SWEEnv, apply_commands
-from agentgym.environments.swe_grade import grade_patch, instance_of, source_tree, trees_of
+from agentgym.environments.swe_grade import grade_patch, instance_of, trees_of
 from agentgym.errors import InfrastructureError, TaskError, UsageError
 from agentgym.types import Message, StepResult, Task
 
@@ -138,7 +138,7 @@ async def test_an_agent_whose_sandbox_died_gets_no_reward() -> None:
 
 async def grade(patch: str, given: Task = TASK):
     instance = instance_of(given)
-    return await grade_patch(instance, trees_of(instance, source_tree(instance.source)), patch)
+    return await grade_patch(instance, trees_of(instance), patch)
 
 
 async def test_a_patch_from_elsewhere_is_normalised_or_told_not_to_apply() -> None:
@@ -199,3 +199,18 @@ async def test_a_patch_of_any_length_goes_through_the_oracle() -> None:
         assert patches.read_tar(await sandbox.download(".")) == tree_of(long)
     finally:
         await sandbox.close()
+
+
+async def test_a_task_may_name_the_solved_tree_instead_of_patches() -> None:
+    both = {path: TESTED[path] if path.startswith("tests/") else FIXED[path] for path in FILES}
+    data = {key: value for key, value in DATA.items() if "patch" not in key}
+    given = Task(
+        id="calc",
+        env="swe",
+        instruction="",
+        data=data | {"fixed": {"kind": "files", "files": both}, "test_paths": ["tests"]},
+    )
+    trees = trees_of(instance_of(given))
+    assert (trees.patch, trees.changed_tests) == (DATA["patch"], {"tests/test_calc.py"})
+    assert (await grade(DATA["patch"], given)).resolved and not (await grade("", given)).resolved
+    agentgym.check_env(SWEEnv(), [given]).raise_for_failures()
