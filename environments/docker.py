@@ -12,6 +12,7 @@ import base64
 import io
 import posixpath
 import tarfile
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
@@ -68,7 +69,7 @@ class DockerSandbox(Sandbox):
             if not await self.control.ask("hello"):
                 raise SandboxError(f"a container of {self.spec.image!r} did not start: has the image {BASH}?")
             self.group, self.digest = await asyncio.to_thread(self._look)
-            self.shell = await self._new_shell(self.spec.limits.output_bytes)
+            self.shell = await self._new_shell(self.spec.limits.output_bytes, self._kill_all)
         except BaseException:
             await self.close()
             raise
@@ -85,7 +86,7 @@ class DockerSandbox(Sandbox):
             image = client().api.inspect_container(self.id)["Image"]
         return memory_cgroup(self.id), str(image)
 
-    async def _new_shell(self, limit: int, cwd: str = "") -> DockerShell:
+    async def _new_shell(self, limit: int, end: Callable[[], Any], cwd: str = "") -> DockerShell:
         exec_id, answer = await asyncio.to_thread(
             self._exec, [BASH, "-c", 'umask 022; exec "$BASH" --norc --noprofile']
         )
@@ -93,7 +94,7 @@ class DockerSandbox(Sandbox):
         async def exit_code() -> int:
             return await asyncio.to_thread(self._exit_code, exec_id)
 
-        shell = DockerShell(answer, self._kill_all, exit_code, limit)
+        shell = DockerShell(answer, end, exit_code, limit)
         await shell.open(cwd)
         return shell
 
@@ -114,6 +115,9 @@ class DockerSandbox(Sandbox):
     async def _kill_all(self) -> None:
         if self.control is None or not await self.control.ask("kill"):
             raise SandboxError("the container is gone, or does not answer")
+        if self.courier is not None and not self.carrying.locked():
+            self.courier.wire.close()
+            self.courier = None
 
     async def run(self, command: str, timeout_s: float = 20.0) -> CommandResult:
         self._started()
@@ -122,7 +126,7 @@ class DockerSandbox(Sandbox):
         async with self.busy:
             replaced = self.shell is not None and self.shell.ended.done()
             if self.shell is None or self.shell.ended.done():
-                self.shell = await self._new_shell(self.spec.limits.output_bytes, self.cwd)
+                self.shell = await self._new_shell(self.spec.limits.output_bytes, self._kill_all, self.cwd)
             ooms = oom_kills(self.group)
             shell = self.shell
             try:
@@ -153,13 +157,16 @@ class DockerSandbox(Sandbox):
         """Run a command in the courier, a shell that the agent has never spoken to."""
         self._started()
         async with self.carrying:
-            if self.courier is None or self.courier.ended.done():
-                self.courier = await self._new_shell(MAX_TREE_BYTES)
-            result = await self._alive(self.courier.run(f"(cd {quote(self.spec.workdir)} && {command}\n)", TRANSFER_S))
-            if result.shell_replaced:
-                self.courier.wire.close()
+            for _ in range(2):  # the agent may have killed the courier
+                if self.courier is None or self.courier.ended.done():
+                    self.courier = await self._new_shell(MAX_TREE_BYTES, _nothing)
+                    self.courier.binary = True
+                result = await self.courier.run(f"(cd {quote(self.spec.workdir)} && {command}\n)", TRANSFER_S)
+                if not result.shell_replaced:
+                    break
                 self.courier = None
         if result.exit_code != 0:
+            self._started()
             raise SandboxError(f"in the container: {result.stderr.strip()[-300:] or f'exit {result.exit_code}'}")
         return result
 
@@ -199,7 +206,7 @@ class DockerSandbox(Sandbox):
         """A tar as the container's own program makes it; what its user may not read is missing."""
         parent, name = posixpath.split(posixpath.normpath(path))
         at = quote(path)
-        tree = f"tar -cf - --format=pax -C {at} ."
+        tree = f"tar -cf - --sort=name --format=pax -C {at} ."
         one = f"tar -cf - --format=pax -C {quote(parent or '.')} -- {quote(name)}"
         result = await self._carry(
             f"if [ -d {at} ] && [ ! -L {at} ]; then {tree} 2>/dev/null || :; "
@@ -277,6 +284,7 @@ class DockerSandbox(Sandbox):
             if shell is not None:
                 shell.wire.close()
         if self.control is not None:
+            await self.control.tell("kill")  # a container with nothing in it goes quickly
             self.control.close()
         self.shell = self.courier = self.control = None
         if container:
@@ -288,6 +296,10 @@ class DockerSandbox(Sandbox):
             raise SandboxError("the sandbox is not started, or closed")
         if self.control is None or self.control.ended.done():
             raise SandboxError("the container died")
+
+
+async def _nothing() -> None:
+    """What ends the courier ends nothing else."""
 
 
 def remove(container: str, image: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -22,10 +23,9 @@ class Wire:
 
     def __init__(self, answer: Any, take: Callable[[int, bytes], None], end: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
-        with answer:  # docker's own reader: only its descriptor is wanted
-            self.socket = socket.socket(fileno=os.dup(answer.fileno()))
-            shut = getattr(answer, "_response", None)
-        self.keep = shut
+        self.socket = socket.socket(fileno=os.dup(answer.fileno()))
+        answer._response.close()  # docker's own reader: it would hold the connection open
+        answer.close()
         self.socket.setblocking(False)
         self.take, self.end = take, end
         self.pending = bytearray()
@@ -142,6 +142,11 @@ class Control:
             return asking.done() and not asking.cancelled() and time.monotonic() - begun < timeout_s
         except OSError:
             return False
+
+    async def tell(self, word: str) -> None:
+        """Have `word` done, if the container is there, without waiting for it."""
+        with contextlib.suppress(OSError):
+            await self.wire.send(word.encode() + b"\n")
 
     def close(self) -> None:
         """Let the container go."""

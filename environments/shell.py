@@ -78,6 +78,7 @@ class Shell(ABC):
         self.code = 0
         self.cwd = ""
         self.fresh = True
+        self.binary = False  # only the bytes of standard output are wanted
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -137,16 +138,16 @@ class Shell(ABC):
         return int(code), cwd.decode("utf-8", "replace")
 
     def _result(self, code: int, begun: float, timed_out: bool = False, *, replaced: bool = False) -> CommandResult:
-        return make_result(code, self.out.take(), self.err.take(), begun, timed_out, self.cwd, replaced)
+        return make_result(code, self.out.take(), self.err.take(), begun, timed_out, self.cwd, replaced, self.binary)
 
 
 def make_result(
-    code: int, out: Kept, err: Kept, begun: float, timed_out: bool, cwd: str, replaced: bool
-) -> CommandResult:  # fmt: skip
+    code: int, out: Kept, err: Kept, begun: float, timed_out: bool, cwd: str, replaced: bool, binary: bool
+) -> CommandResult:
     """What a command left behind."""
     return CommandResult(
         exit_code=code,
-        stdout=out.text(),
+        stdout="" if binary else out.text(),
         stderr=err.text(),
         seconds=time.monotonic() - begun,
         timed_out=timed_out,

@@ -3,13 +3,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentgym.environments.bubblewrap import why_not
+from agentgym.environments.containers import no_docker
 from agentgym.environments.sandbox import Limits, Sandbox, open_sandbox
 
+KINDS = ["plain", "bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
 
-@pytest.fixture(params=["plain", "bubblewrap"])
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "bubblewrap" and why_not():
         pytest.skip(f"bubblewrap does not work here: {why_not()}")
+    if request.param == "docker" and no_docker():
+        pytest.skip(f"docker does not work here: {no_docker()}")
     return str(request.param)
 
 

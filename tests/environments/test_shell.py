@@ -92,7 +92,7 @@ async def test_bytes_are_kept_as_they_came_and_text_is_clean(sandbox: Sandbox) -
 
 
 async def test_what_a_command_starts_has_no_descriptors_but_the_usual(sandbox: Sandbox) -> None:
-    assert await says(sandbox, "exec 5>&-; sh -c 'ls /proc/$$/fd' | tr '\\n' ' '") == "0 1 2 "
+    assert await says(sandbox, "exec 5>&-; sh -c 'ls /proc/$$/fd; :' | tr '\\n' ' '") == "0 1 2 "
     assert "0 /dev/null" in await says(sandbox, "sh -c 'echo 0 $(readlink /proc/$$/fd/0)'")
 
 
