@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -16,9 +16,11 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.spaces import Text
 from gymnasium.vector.utils import create_shared_memory
 
+from agentgym.check import task_set_for
 from agentgym.env import Env, Info
 from agentgym.errors import UsageError
 from agentgym.registry import ENVIRONMENTS, TASK_SETS
+from agentgym.task import TaskSet
 from agentgym.types import Message, Observation, StepResult, Task
 
 MAX_OBSERVATION = 1 << 16  # characters
@@ -61,10 +63,19 @@ def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
 class GymEnv(gymnasium.Env[str, str]):
     """An Env as a `gymnasium.Env`: text in, text out, its event loop in a thread of its own.
 
+    Which task an episode is about: `task` if it is given; else `reset(seed=s)` takes task s modulo their number, so
+    that the environments of a vector, whose seeds follow one another, get different ones, and a reset without a seed
+    draws one with `np_random`. `reset(options={"task": ...})` (a Task or an index) goes before all of these.
+
     Args:
         env: an Env, or the name of a registered one made with `env_options`.
-        task: a Task, an index into the training split of `tasks`, or None for its first.
-        tasks: a task set's name, for the index.
+        task: a Task, an index into the training split of `tasks`, or None for another one each episode.
+        tasks: a task set, its name, or tasks; by default the first registered set for the environment's name.
+
+    Example:
+        env = gymnasium.make("agentgym/Terminal-v0", tasks="terminal/basics", max_steps=4)
+        observation, info = env.reset(seed=0)
+        observation, reward, terminated, truncated, info = env.step("```bash\\nls\\n```")
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -73,21 +84,46 @@ class GymEnv(gymnasium.Env[str, str]):
         self,
         env: Env | str = "terminal",
         task: Task | int | None = None,
-        tasks: str = "terminal/basics",
+        tasks: TaskSet | Sequence[Task] | str | None = None,
         **env_options: Any,
     ) -> None:
         self.env: Env = ENVIRONMENTS.make(env, **env_options) if isinstance(env, str) else env
-        self.task = task if isinstance(task, Task) else _task_at(tasks, task or 0)
+        self.tasks, self.env_name = tasks, env if isinstance(env, str) else ""
+        self.task = self._at(task) if isinstance(task, int) else task
         self.observation_space = AnyText(MAX_OBSERVATION)
         self.action_space = AnyText(MAX_ACTION)
         self._loop: _LoopThread | None = None
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:
-        """Begin an episode; `options["task"]` replaces the task (a Task)."""
+        """Begin an episode; `options["task"]` (a Task, or an index into the training tasks) says of what."""
         super().reset(seed=seed)
-        options = {"task": self.task, **(options or {})}
-        observation, info = self._run(self.env.reset(seed=seed, options=options))
+        given = dict(options or {})
+        chosen = given.get("task", self.task)
+        if chosen is None:
+            n = len(self._training())
+            chosen = seed % n if seed is not None else int(self.np_random.integers(n))
+        given["task"] = chosen if isinstance(chosen, Task) else self._at(chosen)
+        observation, info = self._run(self.env.reset(seed=seed, options=given))
         return as_text(observation), info
+
+    def _training(self) -> Sequence[Task]:
+        """The tasks to choose from, at least one."""
+        listed: Sequence[Task] = []
+        if isinstance(self.tasks, str):
+            listed = _registered_tasks(self.tasks)
+        elif self.tasks is not None:
+            listed = self.tasks if isinstance(self.tasks, Sequence) else self.tasks.tasks("train")
+        elif self.env_name:
+            listed = _tasks_for(self.env_name)
+        if not listed:
+            raise UsageError('no tasks: give task=..., tasks=... or reset(options={"task": Task})')
+        return listed
+
+    def _at(self, index: int) -> Task:
+        listed = self._training()
+        if not 0 <= index < len(listed):
+            raise UsageError(f"task {index}: there are {len(listed)} training tasks, from 0")
+        return listed[index]
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         observation, reward, terminated, truncated, info = self._run(
@@ -114,13 +150,14 @@ class FromGymnasium(Env):
     """A `gymnasium.Env` as an Env: observations become text, and the policy's message an action.
 
     The environment runs in a thread of its own, so that it may block. An unusable message is answered with what is
-    wanted and costs nothing but the turn.
+    wanted and costs nothing but the turn; `max_parse_errors` of them in a row truncate the episode.
 
     Args:
         env: the environment, an id for `gymnasium.make`, or a function that makes it.
         to_text: observation to text; by default text as it is, anything else as JSON.
         to_action: message to action, raising ValueError if that cannot be; by default by the action space: text as
             it is, a number for Discrete, a JSON list for arrays.
+        max_parse_errors: unusable messages in a row that end the episode.
     """
 
     def __init__(
@@ -129,6 +166,7 @@ class FromGymnasium(Env):
         *,
         to_text: Callable[[Any], str] | None = None,
         to_action: Callable[[str], Any] | None = None,
+        max_parse_errors: int = 8,
     ) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
         make = functools.partial(gymnasium.make, env) if isinstance(env, str) else env
@@ -137,11 +175,13 @@ class FromGymnasium(Env):
         )
         self.to_text = to_text or to_json
         self.to_action = to_action or functools.partial(parse_action, self.gym.action_space)
+        self.max_parse_errors, self.parse_errors = max_parse_errors, 0
         self.closed = False
 
     async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
         given = dict(options or {})
         task = given.pop("task", None)
+        self.parse_errors = 0
         observation, info = await self._call(lambda: self._read(self.gym.reset(seed=seed, options=given or None)))
         said = [task.instruction] if isinstance(task, Task) and task.instruction else []
         return _user("\n".join([*said, observation])), plain(info)
@@ -150,7 +190,10 @@ class FromGymnasium(Env):
         try:
             chosen = self.to_action(action.content)
         except ValueError as error:
-            return StepResult(_user(f"Not understood: {error}"), 0.0, False, False, {"parse_error": str(error)})
+            self.parse_errors += 1
+            enough = self.parse_errors >= self.max_parse_errors
+            return StepResult(_user(f"Not understood: {error}"), 0.0, False, enough, {"parse_error": str(error)})
+        self.parse_errors = 0
         observation, reward, terminated, truncated, info = await self._call(lambda: self._read(self.gym.step(chosen)))
         value = float(np.asarray(reward, dtype=np.float64).reshape(-1).sum())
         return StepResult(_user(observation), value, bool(terminated), bool(truncated), plain(info))
@@ -232,15 +275,14 @@ def parse_action(space: gymnasium.Space[Any], text: str) -> Any:
 
 
 @functools.cache
-def _train_tasks(tasks: str) -> Any:
-    return TASK_SETS.make(tasks).tasks("train")
+def _registered_tasks(name: str) -> Sequence[Task]:
+    made: TaskSet = TASK_SETS.make(name)
+    return made.tasks("train")
 
 
-def _task_at(tasks: str, index: int) -> Task:
-    listed = _train_tasks(tasks)
-    if not 0 <= index < len(listed):
-        raise UsageError(f"task {index}: {tasks!r} has {len(listed)} training tasks")
-    return listed[index]
+@functools.cache
+def _tasks_for(env: str) -> Sequence[Task]:
+    return task_set_for(env).tasks("train")
 
 
 def _user(text: str) -> Observation:

@@ -11,10 +11,11 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.utils.env_checker import check_env
 
 import agentgym
+from agentgym.env import Env
 from agentgym.environments.adapter import AnyText, FromGymnasium, GymEnv, parse_action
 from agentgym.environments.blocks import block
 from agentgym.errors import UsageError
-from agentgym.types import Message, Task
+from agentgym.types import Message, Observation, StepResult, Task
 
 TASK = Task(
     id="t",
@@ -43,12 +44,54 @@ def test_the_registered_env_is_played_with_text() -> None:
     env.close()
 
 
-def test_the_default_task_is_the_first_of_the_training_split() -> None:
-    first, third = GymEnv(), GymEnv(task=2)
+class Slate(Env):
+    """Shows its task's instruction; one step."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Observation, Any]:
+        return Observation(messages=(Message(role="user", content=options["task"].instruction),)), {}
+
+    async def step(self, action: Message) -> StepResult:
+        return StepResult(Observation(messages=()), 1.0, True, False, {})
+
+    async def close(self) -> None:
+        pass
+
+
+SLATES = [Task(id=str(number), env="slate", instruction=f"task {number}") for number in range(5)]
+
+
+def test_the_seed_says_which_task_and_without_one_it_is_drawn() -> None:
+    env = GymEnv(Slate(), tasks=SLATES)
+    assert [env.reset(seed=seed)[0] for seed in (0, 1, 7, 1)] == ["task 0", "task 1", "task 2", "task 1"]
+    env.reset(seed=3)
+    drawn = [env.reset()[0] for _ in range(20)]
+    env.reset(seed=3)
+    assert [env.reset()[0] for _ in range(20)] == drawn and len(set(drawn)) == 5
+    assert env.reset(seed=0, options={"task": 4})[0] == "task 4"
+    assert env.reset(options={"task": TASK})[0] == "Make f."
+    env.close()
+
+
+def test_a_given_task_stays() -> None:
+    env = GymEnv(Slate(), tasks=SLATES, task=2)
+    assert {env.reset(seed=seed)[0] for seed in (None, 0, 1)} == {"task 2"}
+    env.close()
     tasks = agentgym.make_tasks("terminal/basics").tasks("train")
-    assert (first.task, third.task) == (tasks[0], tasks[2])
+    assert GymEnv(task=2).task == tasks[2]
     with pytest.raises(UsageError, match="2048 training tasks"):
         GymEnv(task=2048)
+    with pytest.raises(UsageError, match="no tasks"):
+        GymEnv(Slate()).reset()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_environments_of_a_vector_get_different_tasks(mode: str) -> None:
+    kwargs = {"shared_memory": False} if mode == "async" else {}
+    env = gymnasium.make_vec("agentgym/Terminal-v0", num_envs=3, vectorization_mode=mode, vector_kwargs=kwargs)
+    _, infos = env.reset(seed=5)
+    env.close()
+    tasks = agentgym.make_tasks("terminal/basics").tasks("train")
+    assert list(infos["task"]) == [task.id for task in tasks[5:8]]
 
 
 def test_importing_agentgym_registers_it_and_stays_light() -> None:
@@ -122,6 +165,15 @@ async def test_a_plain_gymnasium_env_is_played_with_messages() -> None:
     assert (first.reward, first.terminated, second.terminated, first.info) == (1.5, False, True, {"value": 2.0})
     assert len(counter.threads) == 1 and threading.current_thread().name not in counter.threads
     await env.close()
+    await env.close()
+
+
+async def test_messages_that_are_never_understood_end_the_episode() -> None:
+    env = FromGymnasium(Counter(), max_parse_errors=2)
+    for _ in range(2):
+        await env.reset(seed=0)
+        ends = [(await env.step(Message(role="assistant", content=text))).truncated for text in ("", "1", "", "x")]
+        assert ends == [False, False, False, True]
     await env.close()
 
 
