@@ -112,7 +112,7 @@ class GymEnv(gymnasium.Env[str, str]):
         if isinstance(self.tasks, str):
             listed = _registered_tasks(self.tasks)
         elif self.tasks is not None:
-            listed = self.tasks if isinstance(self.tasks, Sequence) else self.tasks.tasks("train")
+            listed = self.tasks.tasks("train") if isinstance(self.tasks, TaskSet) else self.tasks
         elif self.env_name:
             listed = _tasks_for(self.env_name)
         if not listed:
