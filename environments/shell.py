@@ -49,7 +49,7 @@ def shell_argv(limits: Limits, *, address_space: bool, count_processes: bool) ->
     if count_processes:
         bounds.append(f"-u {limits.processes}")
     set_limits = "; ".join(f"ulimit {bound} 2>/dev/null" for bound in bounds)
-    return [find_bash(), "-c", f'{set_limits}; umask 022; exec "$BASH" --norc --noprofile', "bash"]
+    return [find_bash(), "--norc", "-c", f'{set_limits}; umask 022; exec "$BASH" --norc --noprofile', "bash"]
 
 
 def find_bash() -> str:
