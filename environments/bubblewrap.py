@@ -31,7 +31,8 @@ SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 ISOLATE = [
     "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--die-with-parent",
-    "--new-session", "--clearenv", "--proc", "/proc", "--dev", "/dev",
+    "--new-session", "--disable-userns", "--clearenv", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys",
+    "--dev", "/dev",
 ]  # fmt: skip
 SETENV = {"PATH": PATH, "HOME": "/work", "USER": "agent", "LANG": "C.UTF-8", "TERM": "dumb"}
 

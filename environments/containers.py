@@ -17,9 +17,11 @@ from agentgym.types import Struct
 BASH = "/bin/bash"
 TIMEOUT_S = 60
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# The first process: a bash adopts and reaps orphans, does what its owner says, and ends with its owner's connection.
+# The first process: a bash adopts and reaps orphans, does what its owner says, and ends with its owner's connection. It
+# heeds no signal that may come from inside.
 FIRST = (
-    'trap "exit 0" TERM; while IFS= read -r word; do [[ $word == kill ]] && kill -9 -1 2>/dev/null; echo "$word"; done'
+    'trap "" 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16; '
+    'while IFS= read -r word; do [[ $word == kill ]] && kill -9 -1 2>/dev/null; echo "$word"; done'
 )
 
 

@@ -276,7 +276,10 @@ class DockerSandbox(Sandbox):
 
     async def stop(self) -> None:
         self._started()
-        await self._kill_all()
+        async with self.busy:
+            await self._kill_all()
+            if self.shell is not None:
+                self._drop(self.shell)
 
     async def close(self) -> None:
         container, self.id = self.id, ""
