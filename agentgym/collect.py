@@ -33,7 +33,8 @@ class TaskStream:
         epoch, offset = divmod(position, len(self.tasks))
         if epoch not in self._orders:
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.tasks))
-            self._orders = {epoch - 1: self._orders.get(epoch - 1, order), epoch: order}  # two epochs may overlap
+            recent = list(self._orders.items())[-1:]  # two epochs may overlap
+            self._orders = dict([*recent, (epoch, order)])
         return self.tasks[int(self._orders[epoch][offset])]
 
 
@@ -55,9 +56,12 @@ async def collect(
     wanted: int,
     limit: int,
     useful: Callable[[Group], bool],
+    first: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:
     """Run groups 0, 1, 2, ... until `wanted` of them are useful or `limit` were started (dynamic sampling, 2503.14476).
+
+    The `first` ones are run in any case: those that an earlier life had started.
 
     consumes: nothing but numbers, which `start` makes groups of; produces: one Collected; waits for: the groups that
     are running; is unblocked by: any group's end, which starts a replacement if it has nothing to learn from.
@@ -70,7 +74,7 @@ async def collect(
         started += 1
         return asyncio.ensure_future(start(started - 1))
 
-    running = {another() for _ in range(min(wanted, limit))}
+    running = {another() for _ in range(max(first, min(wanted, limit)))}
     try:
         while running:
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

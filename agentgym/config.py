@@ -171,7 +171,10 @@ class GuardConfig:
         0.12, "mean |trainer - engine| log-prob per token, at the start and every `gap_every` steps (fp32: use 1e-3)"
     )
     gap_every: int = knob(10, "training steps between measurements of the gap")
-    max_kl: float = knob(1.0, "mean k3 KL between the weights before and after a step's updates, or to the reference")
+    max_kl: float = knob(
+        1.0,
+        "mean k3 KL per token to the reference or, without one, from the weights that sampled to those that trained",
+    )
     min_entropy: float = knob(0.0, "mean entropy of the sampled distribution, in nats")
     max_truncated: float = knob(1.0, "share of responses cut off at max_tokens")
     max_infrastructure: float = knob(0.5, "share of a step's episodes lost to infrastructure failures")
@@ -230,6 +233,48 @@ POSITIVE = (
 )  # fmt: skip
 
 
+RANGES = {
+    "seed": (0, 2**31 - 1),
+    "engine.port": (0, 65535),
+    "engine.gpu_memory": (0.01, 1),
+    "evaluation.temperature": (0, 100),
+    "evaluation.n_tasks": (0, 10**9),
+    "evaluation.every": (0, 10**9),
+    "warm_start.examples": (0, 10**9),
+    "rollout.top_p": (1e-6, 1),
+    "rollout.temperature": (0, 100),
+    "algorithm.clip_low": (0, 1),
+    "algorithm.clip_high": (0, 10**9),
+    "algorithm.importance_cap": (0, 10**9),
+    "algorithm.kl_coef": (0, 10**9),
+    "algorithm.entropy_coef": (0, 10**9),
+    "algorithm.repetition_share": (0, 1),
+    "trainer.steps": (0, 10**9),
+    "trainer.learning_rate": (0, 1),
+    "trainer.warmup_steps": (0, 10**9),
+    "trainer.weight_decay": (0, 1),
+    "guard.max_truncated": (0, 1),
+    "guard.max_infrastructure": (0, 1),
+}
+
+# What a run may change when it goes on; all else decides what its data mean.
+RESUMABLE = (
+    "trainer.", "guard.", "engine.", "evaluation.every", "rollout.concurrency", "rollout.workers", "rollout.worker_",
+    "rollout.max_staleness", "rollout.retries", "rollout.oversample", "rollout.reset_timeout_s", "rollout.step_timeout_s",
+    "rollout.close_timeout_s", "name", "dir",
+)  # fmt: skip
+
+
+def check_resumable(old: Config, new: Config) -> None:
+    """Raise ConfigError, naming the key, if `new` changes what a run's data depend on."""
+    for key, _, _ in knobs():
+        if _get(old, key) != _get(new, key) and not key.startswith(RESUMABLE):
+            raise ConfigError(
+                f"{key}: the run has {_get(old, key)!r} and cannot go on with {_get(new, key)!r}: start a new run "
+                "(with model.path=CHECKPOINT to go on from its weights)"
+            )
+
+
 def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a config file (or the name of one that ships in the package) and apply `key=value` overrides.
 
@@ -263,9 +308,9 @@ def load_config(source: str | Path | None = None, overrides: Sequence[str] = ())
     for origin, layer in layers:
         try:
             tree = OmegaConf.merge(tree, layer)
-        except OmegaConfBaseException as error:
-            key = getattr(error, "full_key", None) or "?"
-            raise ConfigError(f"{origin}: {key}: {_one_line(error)}") from error
+        except (OmegaConfBaseException, TypeError, ValueError) as error:
+            key = getattr(error, "full_key", None)
+            raise ConfigError(f"{origin}: {f'{key}: ' if key else ''}{_one_line(error)}") from error
     try:
         config: Config = OmegaConf.to_object(tree)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
@@ -299,7 +344,12 @@ def check_config(config: Config) -> None:
     for key in ("rollout.workers", "rollout.retries"):
         if _get(config, key) < 0:
             raise ConfigError(f"{key}={_get(config, key)}: must not be negative")
-    if config.rollout.temperature <= 0:
+    for key, (low, high) in RANGES.items():
+        if not low <= _get(config, key) <= high:
+            raise ConfigError(f"{key}={_get(config, key)}: must be between {low:g} and {high:g}")
+    if config.rollout.group_size < 2:
+        raise ConfigError("rollout.group_size must be at least 2: an episode is compared with the others of its group")
+    if not config.rollout.temperature > 0:
         raise ConfigError("rollout.temperature must be greater than 0: greedy samples have no spread to learn from")
     if config.rollout.max_tokens >= config.model.max_length:
         raise ConfigError(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from agentgym import stats
+from agentgym.errors import InfrastructureError
 from agentgym.pool import RolloutPool
 from agentgym.rollout import EpisodeRequest
 from agentgym.store import Store
 from agentgym.types import Sampling, Task, Trajectory
 
 SOLVED = 1.0  # an outcome of full marks
+JUDGED = ("completed", "truncated", "task")  # what says something about model and task; the rest is run again
+MAX_LOST = 0.1  # share of attempts lost to infrastructure failures above which an evaluation says nothing
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,26 +79,38 @@ async def evaluate(
     life: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Attempt each task `attempts` times; what the store already has of this stage and step is not run again."""
+    """Attempt each task `attempts` times; what the store already has of this stage and step is not run again.
+
+    Raises:
+        InfrastructureError: too many attempts were lost; those that were not are kept, and the rest can be run later.
+    """
     store.add_tasks(tasks)
     wanted = [
         EpisodeRequest(
             id=f"{stage}-{step}/{task.id}#{attempt}",
             group_id=f"{stage}-{step}/{task.id}",
             task=task,
-            seed=seed * 1009 + attempt,
+            seed=zlib.crc32(f"{seed}/{task.id}/{attempt}".encode()),  # tasks must not share their random numbers
             sampling=sampling,
         )
         for task in tasks
         for attempt in range(attempts)
     ]
-    found = {trajectory.id: trajectory for trajectory in store.trajectories(stage=stage, step=step)}
+    kept = store.trajectories(stage=stage, step=step)
+    found = {trajectory.id: trajectory for trajectory in kept if trajectory.status in JUDGED}
     missing = [request for request in wanted if request.id not in found]
     progress(len(wanted) - len(missing), len(wanted))
     async for trajectory in pool.episodes(missing):
-        await asyncio.to_thread(store.add_trajectory, trajectory, stage=stage, step=step, life=life)
+        if trajectory.status in JUDGED:
+            await asyncio.to_thread(store.add_trajectory, trajectory, stage=stage, step=step, life=life)
         found[trajectory.id] = trajectory
         progress(len(found), len(wanted))
+    lost = [member for member in found.values() if member.status not in JUDGED]
+    if len(lost) > MAX_LOST * len(wanted):
+        raise InfrastructureError(
+            f"{stage}: {len(lost)} of {len(wanted)} attempts were lost, the last one because {lost[-1].reason}: mend it and "
+            "call the same command again, which runs them anew"
+        )
     return summarise(stage, tasks, [found[request.id] for request in wanted], attempts, step)
 
 

@@ -20,7 +20,7 @@ from agentgym.evaluate import SOLVED, Evaluation, evaluate, select_tasks
 from agentgym.models import resolve_model
 from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool, training_sampling
-from agentgym.registry import ENGINES, TASK_SETS
+from agentgym.registry import ENGINES, ENVIRONMENTS, TASK_SETS
 from agentgym.results import write_result
 from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
@@ -72,6 +72,19 @@ def load_tasks(config: Config, split: str) -> Sequence[Task]:
     return tasks
 
 
+def check_start(config: Config, progress: Callable[[str], None] = lambda remark: None) -> Path:
+    """Check what can be checked before anything is written: engine, tasks, environment, model; returns its folder.
+
+    Raises:
+        UsageError: one of them cannot be.
+    """
+    engine_name(config)
+    for split in ("train", "test"):
+        tasks = load_tasks(config, split)
+    ENVIRONMENTS.make(tasks[0].env, **config.env.options)
+    return resolve_model(config.model.path, progress=progress)
+
+
 class Pipeline:
     """One run from its first evaluation to its report.
 
@@ -86,11 +99,20 @@ class Pipeline:
 
     async def go(self) -> dict[str, Any]:
         """Run all stages that are not done and return the result."""
-        if self.run.progress.get("finished_steps") != self.config.trainer.steps:
+        if not self._finished():
             async with AsyncExitStack() as stack:
                 await self._stages(stack)
             self.run.save_progress(finished_steps=self.config.trainer.steps)
         return write_result(self.run)
+
+    def _finished(self) -> bool:
+        """Whether there is nothing left to do; a checkpoint that was deleted since is to be made again."""
+        from agentgym.trainers import checkpoint
+
+        steps = self.config.trainer.steps
+        return self.run.progress.get("finished_steps") == steps and checkpoint.folder_of(
+            self.run.checkpoints, steps
+        ) == checkpoint.latest(self.run.checkpoints)
 
     async def _stages(self, stack: AsyncExitStack) -> None:
         from agentgym.trainers import checkpoint
@@ -98,13 +120,16 @@ class Pipeline:
         from agentgym.trainers.process import LearnerProcess
 
         run, config = self.run, self.config
-        base = resolve_model(config.model.path, progress=partial(self._say, "model"))
+        base = check_start(config, partial(self._say, "model"))
         found = checkpoint.latest(run.checkpoints)
         step = int(checkpoint.read_state(found)["step"]) if found else 0
         if step > config.trainer.steps:
             raise UsageError(f"{found} has more steps than trainer.steps={config.trainer.steps}: raise trainer.steps")
         run.store.rewind(step)
         run.metrics.rewind(step)
+        kept = run.progress.get("evaluations", {})
+        run.save_progress(evaluations={stage: body for stage, body in kept.items() if body["step"] <= step})
+        run.save_config()
         version = run.store.add_version(step=step, life=run.life)
 
         learner = LearnerProcess(config, model=found or base, folder=run.folder)
@@ -137,8 +162,7 @@ class Pipeline:
 
         stream = TaskStream(self.training, self.config.seed)
         with self._timed("train"):
-            gap = await measure_gap(self.run, pool, learner, stream)
-            self.run.log(f"gap between trainer and engine: {gap}")
+            await measure_gap(self.run, pool, learner, stream)
             training = Training(
                 self.run, policy, pool, learner, stream, step=step, progress=self.progress,
                 evaluate=lambda step: self._success_at(pool, step),

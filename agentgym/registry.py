@@ -61,7 +61,14 @@ class Registry:
             inspect.signature(factory).bind(**kwargs)
         except TypeError as error:
             raise UsageError(f"{self.kind} {name!r} cannot be made with {sorted(kwargs)}: {error}") from error
-        return factory(**kwargs)
+        try:
+            return factory(**kwargs)
+        except (TypeError, ValueError, AttributeError) as error:
+            if not kwargs:
+                raise
+            raise UsageError(
+                f"{self.kind} {name!r} cannot be made with {kwargs}: {type(error).__name__}: {error}"
+            ) from error
 
     def _scan(self) -> None:
         if not self._scanned:
@@ -81,8 +88,10 @@ TASK_SETS = Registry("task set", "agentgym.task_sets")
 ENGINES = Registry("engine", "agentgym.engines")
 
 ENVIRONMENTS.register("terminal", "agentgym.environments.terminal:TerminalEnv")
+ENVIRONMENTS.register("task-folder", "agentgym.environments.task_folder:TaskFolderEnv")
 ENVIRONMENTS.register("swe", "agentgym.environments.swe:SWEEnv")
 TASK_SETS.register("terminal/basics", "agentgym.tasks.terminal_basics:TerminalBasics")
+TASK_SETS.register("terminal/folders", "agentgym.tasks.task_folders:TaskFolders")
 TASK_SETS.register("swe/bench", "agentgym.tasks.swe:SWEBench")
 TASK_SETS.register("swe/quixbugs", "agentgym.tasks.swe:QuixBugs")
 TASK_SETS.register("swe/pypi", "agentgym.tasks.swe_pairs:PypiPairs")

@@ -9,17 +9,19 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from agentgym.config import Config, load_config, to_yaml
+from agentgym.config import Config, check_resumable, load_config, to_yaml
 from agentgym.errors import UsageError
 from agentgym.metrics import MetricsWriter
 from agentgym.store import Store
 
 T = TypeVar("T")
 SHOW_EVERY_S = 0.5
+LOCK_S = 0.5
 
 
 class Run:
@@ -57,11 +59,18 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, overrides: list[str] | None = None) -> Run:
-        """Open an existing run to go on with it, under its own config; overrides become part of it."""
+        """Open an existing run to go on with it, under its own config; overrides become part of it.
+
+        Raises:
+            ConfigError: an override changes what the run's data depend on.
+        """
         config = read_config(folder, overrides)
-        run = cls(folder, config)
-        write_text(folder / "config.yaml", to_yaml(config))
-        return run
+        check_resumable(read_config(folder), config)
+        return cls(folder, config)
+
+    def save_config(self) -> None:
+        """Make the config, overrides included, that of the run from now on."""
+        write_text(self.folder / "config.yaml", to_yaml(self.config))
 
     @property
     def checkpoints(self) -> Path:
@@ -94,10 +103,13 @@ class Run:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
+        """Let go of the folder; safe to call after any failure."""
         self._store_thread.shutdown()
-        self.save_progress()
-        (self.folder / "live.json").unlink(missing_ok=True)
-        self.metrics.close()
+        with suppress(OSError):  # on a full disk the first error tells more, and what counts is in the store
+            self.save_progress()
+            (self.folder / "live.json").unlink(missing_ok=True)
+        with suppress(OSError):
+            self.metrics.close()
         self.store.close()
         self._lock.close()
 
@@ -112,14 +124,25 @@ def read_config(folder: Path, overrides: list[str] | None = None) -> Config:
 
 def lock(folder: Path) -> IO[str]:
     """Own the folder until the file is closed or the process ends; refused, with the pid, if another one does."""
-    file = (folder / "lock").open("a+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip() or "unknown"
-        file.close()
-        raise UsageError(f"{folder} is in use by the process with pid {owner}: wait for it, or stop it first") from None
+        file = (folder / "lock").open("a+")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() < deadline:  # `agentgym status` holds it for a moment, to see who has it
+                time.sleep(0.02)
+                continue
+            file.seek(0)
+            owner = file.read().strip() or "unknown"
+            file.close()
+            raise UsageError(
+                f"{folder} is in use by the process with pid {owner}: wait for it, or stop it first"
+            ) from None
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
@@ -148,7 +171,10 @@ def make_folder(folder: Path) -> None:
 
 def read_json(path: Path) -> Any:
     """The JSON in `path`, or None if there is no such file."""
-    return json.loads(path.read_text()) if path.is_file() else None
+    try:
+        return json.loads(path.read_text()) if path.is_file() else None
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged ({error}): delete it, or restore it from a copy") from error
 
 
 def write_text(path: Path, text: str) -> None:

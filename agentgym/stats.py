@@ -64,11 +64,18 @@ def mcnemar_exact(only_a: int, only_b: int) -> float:
 def paired_bootstrap(a: TaskOutcomes, b: TaskOutcomes, *, seed: int = 0, n: int = 10_000) -> PairedDifference:
     """How much better b is than a, with the percentile interval of n resamples of the tasks.
 
+    Where every task differs alike, resampling them says nothing: the interval is then as wide as the share of tasks
+    that may differ otherwise without this sample having shown one (Wilson's bound), by the most that they may differ.
+
     Raises:
         UsageError: the two sides do not have the same tasks, or have none.
     """
     differences_T = _differences(a, b)
-    return PairedDifference(float(differences_T.mean()), bootstrap_mean(differences_T, seed=seed, n=n))
+    mean = float(differences_T.mean())
+    if np.ptp(differences_T) == 0.0:
+        unseen = 1.0 - wilson_95(len(differences_T), len(differences_T))[0]
+        return PairedDifference(mean, (mean - unseen * (mean + 1.0), mean + unseen * (1.0 - mean)))
+    return PairedDifference(mean, bootstrap_mean(differences_T, seed=seed, n=n))
 
 
 def bootstrap_mean(values_T: Sequence[float] | np.ndarray, *, seed: int = 0, n: int = 10_000) -> tuple[float, float]:

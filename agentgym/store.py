@@ -25,6 +25,14 @@ from agentgym.types import Sample, Task, Trajectory
 
 FORMAT = 1
 CHUNK = 256  # rows read under one lock
+REMEDIES = {
+    "full": "free some space and resume the run",
+    "locked": "see that nobody else writes to it",
+    "readonly": "make it writable",
+    "unable to open": "see that its folder can be written to",
+    "not a database": "it is damaged: restore it from a copy, or begin a new run",
+    "malformed": "it is damaged: restore it from a copy, or begin a new run",
+}
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -123,11 +131,7 @@ class Store:
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
                 if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
                     raise
-                remedy = (
-                    "free some space and resume the run"
-                    if "full" in str(error)
-                    else "see that nobody else writes to it"
-                )
+                remedy = next((said for part, said in REMEDIES.items() if part in str(error)), "resume the run")
                 raise InfrastructureError(f"{self.path}: {error}: {remedy}") from error
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -183,6 +187,10 @@ class Store:
             query = "INSERT OR IGNORE INTO groups SELECT ?, ?, ?, COALESCE(MAX(position), -1) + 1 FROM groups"
             self._db.execute(query, (id, step, number))
             return int(self._all("SELECT position FROM groups WHERE id = ?", (id,))[0][0])
+
+    def groups_started(self, step: int) -> int:
+        """How many groups of a step were ever started."""
+        return int(self._all("SELECT COUNT(*) FROM groups WHERE step = ?", (step,))[0][0])
 
     def add_trajectory(self, trajectory: Trajectory, *, stage: str, step: int, life: int) -> None:
         newest = max((version for turn in trajectory.turns for version in turn.completion.versions), default=-1)
@@ -291,6 +299,10 @@ class Store:
         columns = ("version", "step", "life", "created", "undone")
         rows = self._all(f"SELECT {', '.join(columns)} FROM versions ORDER BY version")
         return [dict(zip(columns, row, strict=True)) for row in rows]
+
+    def steps_of_versions(self) -> dict[int, int]:
+        """Which training step made each weight version."""
+        return dict(self._all("SELECT version, step FROM versions"))
 
     def rewind(self, step: int) -> None:
         """Take back everything that follows from training steps after `step`: the run goes on from that checkpoint.

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any
 
@@ -128,7 +129,7 @@ class Worker:
     ) -> None:
         self.reader, self.writer, self.policy, self.config = reader, writer, policy, config
         self.make_env = make_env or registered_env(config)
-        self.episodes: dict[int, asyncio.Task[None]] = {}
+        self.episodes: dict[int, asyncio.Task[bytes]] = {}
 
     async def run(self) -> None:
         """Run episodes until it is told to stop.
@@ -140,7 +141,8 @@ class Worker:
         async for frame in frames(self.reader):
             said = decode_to_worker(frame)
             if isinstance(said, Start):
-                self.episodes[said.key] = asyncio.create_task(self._episode(said.key, said.request))
+                task = self.episodes[said.key] = asyncio.create_task(self._episode(said.key, said.request))
+                task.add_done_callback(partial(self._ended, said.key))
             elif isinstance(said, Cancel):
                 if said.key in self.episodes:
                     self.episodes[said.key].cancel()
@@ -154,23 +156,20 @@ class Worker:
         beating.cancel()
         await self.policy.close()
 
-    async def _episode(self, key: int, request: EpisodeRequest) -> None:
+    async def _episode(self, key: int, request: EpisodeRequest) -> bytes:
         """Run one episode; whatever comes of it, the owner hears of its end once.
 
         consumes: the request; produces: one Ended or Cancelled; waits for: the episode; is unblocked by: its end and by Cancel.
         """
-        body = encode(Cancelled(key=key))
-        try:
-            timeout_s = policy_timeout(self.config)
-            trajectory = await run_episode(
-                request, self.policy, self.make_env, self.config.rollout, timeout_s, self._stuck
-            )
-            body = encode(Ended(key=key, trajectory=_raw(request, trajectory)))
-        except asyncio.CancelledError:
-            pass  # the owner, which asked for it, is told like any other end
-        finally:
-            del self.episodes[key]
-            send(self.writer, body)
+        timeout_s = policy_timeout(self.config)
+        trajectory = await run_episode(request, self.policy, self.make_env, self.config.rollout, timeout_s, self._stuck)
+        return encode(Ended(key=key, trajectory=_raw(request, trajectory)))
+
+    def _ended(self, key: int, task: asyncio.Task[bytes]) -> None:
+        """Tell the owner; a task that was cancelled before it ran has no code of its own to do so."""
+        del self.episodes[key]
+        lost = task.cancelled() or task.exception() is not None
+        send(self.writer, encode(Cancelled(key=key)) if lost else task.result())
 
     def _stuck(self, reason: str) -> None:
         send(self.writer, encode(Stuck(reason=reason)))

@@ -64,7 +64,7 @@ class FixedTime:
     def __init__(self, weights: Path) -> None:
         self.weights = weights
 
-    async def step(self, samples: Sequence[ScoredSample], *, version: int) -> dict[str, float]:
+    async def step(self, samples: Sequence[ScoredSample]) -> dict[str, float]:
         await asyncio.sleep(TRAIN_S)
         return {"loss": 0.0}
 

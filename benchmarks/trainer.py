@@ -44,10 +44,10 @@ async def measure(folder: Path) -> dict[str, Any]:
     try:
         await learner.start()
         batch = _batch(np.random.default_rng(0))
-        await learner.step(batch, version=0)
+        await learner.step(batch)
         began = time.monotonic()
         for _ in range(STEPS):
-            await learner.step(batch, version=0)
+            await learner.step(batch)
         seconds = (time.monotonic() - began) / STEPS
     finally:
         await learner.close()

@@ -89,6 +89,14 @@ def test_the_stream_goes_on_exactly_where_it_was_across_epochs():
     assert order[:10] != order[10:20]
 
 
+def test_a_position_has_its_task_whatever_was_asked_before():
+    tasks = Words(n_train=5).tasks("train")
+    forward = [TaskStream(tasks, 3).at(position) for position in range(20)]
+    stream = TaskStream(tasks, 3)
+    mixed = [5, 0, 4, 19, 2, 11, 7, 10, 1]
+    assert [stream.at(position) for position in mixed] == [forward[position] for position in mixed]
+
+
 async def test_groups_without_spread_are_replaced_up_to_the_limit():
     async def start(number: int) -> Group:
         return Group(id=f"g{number}", task_id="t", trajectories=())
@@ -99,6 +107,18 @@ async def test_groups_without_spread_are_replaced_up_to_the_limit():
 
     found = await collect(start, wanted=3, limit=4, useful=lambda group: False)
     assert (len(found.groups), len(found.dropped)) == (0, 4)
+
+
+async def test_groups_that_an_earlier_life_started_are_all_run():
+    started = []
+
+    async def start(number: int) -> Group:
+        started.append(number)
+        return Group(id=f"g{number}", task_id="t", trajectories=())
+
+    found = await collect(start, wanted=2, limit=6, useful=lambda group: True, first=4)
+    assert sorted(started) == [0, 1, 2, 3]
+    assert len(found.groups) == 4
 
 
 async def test_a_group_that_fails_ends_the_others():

@@ -1,11 +1,12 @@
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 
 from agentgym.config import AlgorithmConfig, load_config
-from agentgym.errors import InfrastructureError, UsageError
-from agentgym.run import Run, lock, owner_of
+from agentgym.errors import ConfigError, InfrastructureError, UsageError
+from agentgym.run import Run, lock, owner_of, read_config, read_json
 from agentgym.samples import samples_from
 from agentgym.store import Store
 from agentgym.types import Sample, Trajectory, Turn
@@ -165,5 +166,45 @@ def test_a_run_goes_on_with_what_it_knew(tmp_path):
     again = Run.open(run.folder, ["trainer.steps=9"])
     assert again.progress["evaluations"] == {"base": 1}
     assert again.config.trainer.steps == 9
+    assert read_config(run.folder).trainer.steps == 7, "nothing is kept before it was checked"
+    again.save_config()
+    assert read_config(run.folder).trainer.steps == 9
     again.close()
-    lock(run.folder).close()
+
+
+@pytest.mark.parametrize(
+    "change", ["seed=1", "tasks.name=other", "rollout.group_size=4", "algorithm.truncation=penalise"]
+)
+def test_what_a_runs_data_depend_on_cannot_be_changed(tmp_path, change):
+    run = Run.create(load_config(None, [f"dir={tmp_path}"]))
+    run.close()
+    with pytest.raises(ConfigError, match=f"{change.split('=')[0]}: the run has .* cannot go on with"):
+        Run.open(run.folder, [change])
+
+
+def test_a_look_at_the_owner_does_not_keep_it_out(tmp_path):
+    """`agentgym status --watch` asks for the owner once a second."""
+    looking = threading.Event()
+
+    def look() -> None:
+        while not looking.is_set():
+            owner_of(tmp_path)
+
+    lock(tmp_path).close()
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(50):
+            lock(tmp_path).close()
+    finally:
+        looking.set()
+        watcher.join()
+
+
+def test_damage_is_one_line_that_says_what_to_do(tmp_path):
+    (tmp_path / "store.sqlite").write_bytes(b"no database" * 100)
+    with pytest.raises(InfrastructureError, match="not a database: it is damaged: restore it from a copy"):
+        Store(tmp_path / "store.sqlite")
+    (tmp_path / "progress.json").write_text("{")
+    with pytest.raises(UsageError, match=r"progress.json is damaged"):
+        read_json(tmp_path / "progress.json")

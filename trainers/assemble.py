@@ -92,5 +92,19 @@ def collection_metrics(collected: Collected, assembled: Assembled) -> dict[str, 
     return metrics
 
 
+def staleness(samples: Sequence[ScoredSample], made_by: dict[int, int], step: int) -> dict[str, float]:
+    """How many training steps behind the weights of `step` those were that sampled the trained tokens.
+
+    Counted in steps, since the same weights get a new version number when a run is resumed.
+    """
+    behind = [
+        step - made_by[version]
+        for scored in samples
+        for version, mask in zip(scored.sample.versions, scored.sample.mask, strict=True)
+        if mask
+    ]
+    return {"staleness_mean": _mean(behind), "staleness_max": float(max(behind, default=0))}
+
+
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0

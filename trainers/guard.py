@@ -28,8 +28,6 @@ def check_guards(step: int, metrics: dict[str, float], guard: GuardConfig) -> No
             f"step {step}: entropy is {metrics['entropy']:.4g}, below guard.min_entropy={guard.min_entropy:g}: "
             "lower trainer.learning_rate, or set algorithm.entropy_coef"
         )
-    if step % guard.gap_every == 0 and "gap_mean" in metrics:
-        check_gap(f"step {step}", metrics["gap_mean"], guard)
 
 
 def check_gap(when: str, gap_mean: float, guard: GuardConfig) -> None:
@@ -70,5 +68,6 @@ async def measure_gap(run: Run, pool: RolloutPool, learner: LearnerProcess, stre
         "gap_max": max(gaps, default=0.0),
         "gap_tokens": float(len(gaps)),
     }
-    check_gap("before training", metrics["gap_mean"], run.config.guard)
+    run.log(f"gap between trainer and engine: {metrics}")
+    check_gap("fresh episodes", metrics["gap_mean"], run.config.guard)
     return metrics

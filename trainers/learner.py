@@ -60,12 +60,11 @@ class Learner:
 
     # What the training loop calls
 
-    def step(self, samples: Sequence[ScoredSample], version: int | None = None) -> dict[str, float]:
+    def step(self, samples: Sequence[ScoredSample]) -> dict[str, float]:
         """Learn from one batch: `trainer.updates_per_batch` optimiser steps, each on its part of the batch.
 
         Args:
             samples: the whole batch, on every rank.
-            version: of the weights that are trained here; the newest in the batch by default.
 
         Returns:
             Metrics: means per trained token, maxima, and counts, over all ranks.
@@ -87,7 +86,6 @@ class Learner:
         tokens = sum(len(scored.sample.ids) for scored in samples)
         return {
             **metrics,
-            **staleness(samples, version),
             "kl": metrics.get("kl_reference", metrics.get("kl_behaviour", 0.0)),
             "grad_norm": norm,
             "learning_rate": self.engine.optimizer.param_groups[0]["lr"],
@@ -182,9 +180,17 @@ class Learner:
         for key, value in self._layout().items():
             if saved.get(key) != value:
                 raise UsageError(f"{key}={value}, but the checkpoint was made with {saved.get(key)}: resume with that")
-        path, state = self.engine.load_checkpoint(str(directory), tag=TAG)
+        try:
+            path, state = self.engine.load_checkpoint(str(directory), tag=TAG)
+        except Exception as error:  # torch, pickle and DeepSpeed each have their own for a damaged file
+            path, why = None, f" ({type(error).__name__}: {error})"
+        else:
+            why = ""
         if path is None:
-            raise LearnerError(f"the trainer state in {directory} cannot be read: resume from an earlier checkpoint")
+            raise LearnerError(
+                f"the trainer state in {directory} cannot be read{why}: delete that checkpoint's folder to go on from the "
+                "one before"
+            )
         self.updates = state["updates"]
         torch.set_rng_state(state["rng"])
         if self.reference is not None and (directory / "reference.safetensors").is_file():
@@ -306,20 +312,6 @@ class Totals:
         means = {name: value / max(1.0, over.get(name, n_rl)) for name, value in found.items()}
         counts = {"tokens_trained": n_trained, "missing_logprob_share": 1.0 - n_rl / max(1.0, n_trained)}
         return {"loss": loss, **means, "gap_max": highest.item(), **counts}
-
-
-def staleness(samples: Sequence[ScoredSample], version: int | None) -> dict[str, float]:
-    """How many versions behind the trained tokens were sampled: mean and maximum."""
-    sampled = [
-        sampled
-        for scored in samples
-        for sampled, kept in zip(scored.sample.versions, scored.sample.mask, strict=True)
-        if kept
-    ]
-    if not sampled:
-        return {"staleness_mean": 0.0, "staleness_max": 0.0}
-    newest = max(sampled) if version is None else version
-    return {"staleness_mean": newest - sum(sampled) / len(sampled), "staleness_max": float(newest - min(sampled))}
 
 
 def engine_config(config: Config) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from agentgym.pool import RolloutPool, cancel, training_sampling
 from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
 from agentgym.trainers import checkpoint
-from agentgym.trainers.assemble import Assembled, assemble, collection_metrics, has_spread
-from agentgym.trainers.guard import check_guards
+from agentgym.trainers.assemble import Assembled, assemble, collection_metrics, has_spread, staleness
+from agentgym.trainers.guard import check_guards, measure_gap
 from agentgym.trainers.process import LearnerProcess
 from agentgym.types import Group
 
@@ -49,7 +49,7 @@ class Training:
     ) -> None:
         self.run, self.config = run, run.config
         self.policy, self.pool, self.learner, self.stream = policy, pool, learner, stream
-        self.step = step
+        self.step = self.saved = step
         self.evaluate = evaluate
         self.progress = progress
         self.collecting: dict[int, asyncio.Task[Collected]] = {}
@@ -75,8 +75,16 @@ class Training:
                     metrics["eval_success"] = await self.evaluate(self.step)
                 self.run.metrics.write(self.step, version=self.policy.version, **metrics)
                 check_guards(self.step, metrics, self.config.guard)
+                if self.step % self.config.guard.gap_every == 0:
+                    await measure_gap(self.run, self.pool, self.learner, self.stream)
                 if self.step % self.config.trainer.checkpoint_every == 0 or self.step == self.config.trainer.steps:
-                    await save_checkpoint(self.run, self.learner, self.step)
+                    await self.save()
+
+    async def save(self) -> None:
+        """A checkpoint of the step that was done last, unless there is one."""
+        if self.saved < self.step:
+            await save_checkpoint(self.run, self.learner, self.step)
+            self.saved = self.step
 
     @asynccontextmanager
     async def collectors(self) -> AsyncIterator[None]:
@@ -93,7 +101,11 @@ class Training:
             if step not in self.collecting:
                 self.collecting[step] = asyncio.create_task(self.collect(step))
         self.run.show({"step": self.step, "trainer": f"waits for the episodes of step {self.step + 1}"}, now=True)
-        collected = await self.collecting.pop(self.step + 1)
+        try:
+            collected = await self.collecting.pop(self.step + 1)
+        except asyncio.CancelledError:  # stopped between two steps: what was learned since the last checkpoint is kept
+            await self.save()
+            raise
         self.run.doing.pop(f"collecting/{self.step + 1}", None)
         return collected
 
@@ -109,6 +121,7 @@ class Training:
             wanted=rollout.groups_per_step,
             limit=round(rollout.groups_per_step * max(1.0, rollout.oversample)),
             useful=lambda group: has_spread(group, self.config.algorithm),
+            first=await self.run.stored(self.run.store.groups_started, step),
             progress=lambda done, total: self.run.show(
                 {f"collecting/{step}": [done, total], "pool": self.pool.executor.stats()}
             ),
@@ -140,7 +153,8 @@ class Training:
         """Train on the samples and serve the new weights."""
         self.run.show({"trainer": f"trains step {self.step + 1}"}, now=True)
         began = time.monotonic()
-        metrics = await self.learner.step(list(assembled.ready), version=self.policy.version)
+        metrics = await self.learner.step(list(assembled.ready))
+        metrics |= staleness(assembled.ready, self.run.store.steps_of_versions(), self.step)
         trained = time.monotonic()
         self.run.show({"trainer": f"publishes the weights of step {self.step + 1}"}, now=True)
         await publish(self.run, self.learner, self.policy, self.step + 1)

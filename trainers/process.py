@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import pickle
+import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class LearnerProcess:
         self.log = folder / "learner.log"
         self._ranks: list[tuple[Any, Connection]] = []  # process and our end of its pipe
         self._lock = asyncio.Lock()
-        self._rendezvous: tempfile.TemporaryDirectory[str] | None = None
+        self._meeting: Path | None = None  # where the ranks find one another
 
     async def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
         """Start the ranks and load the model; returns when they are ready.
@@ -60,7 +61,10 @@ class LearnerProcess:
         """
         progress("starting the trainer")
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._rendezvous = tempfile.TemporaryDirectory(prefix="agentgym-")
+        meeting = self.folder / "ranks"  # in the run folder: one that is killed leaves nothing elsewhere
+        shutil.rmtree(meeting, ignore_errors=True)
+        meeting.mkdir()
+        self._meeting = meeting
         world = self.config.trainer.ranks
         context = multiprocess.get_context("spawn")
         # Here and not in a thread: a process whose parent wants to outlive it dies with the *thread* that started it.
@@ -68,7 +72,7 @@ class LearnerProcess:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(theirs, self.config, self.model, rank, world, self._rendezvous.name, self.log, os.getpid()),
+                args=(theirs, self.config, self.model, rank, world, str(meeting.resolve()), self.log, os.getpid()),
                 name=f"agentgym-learner-{rank}",
                 daemon=True,
             )
@@ -78,9 +82,9 @@ class LearnerProcess:
         await self._call(None)
         progress("the trainer is ready")
 
-    async def step(self, samples: Sequence[ScoredSample], version: int | None = None) -> dict[str, float]:
+    async def step(self, samples: Sequence[ScoredSample]) -> dict[str, float]:
         """As `Learner.step`."""
-        metrics: dict[str, float] = await self._call("step", list(samples), version)
+        metrics: dict[str, float] = await self._call("step", list(samples))
         return metrics
 
     async def sft(
@@ -186,9 +190,9 @@ class LearnerProcess:
         for process, connection in ranks:
             process.join(timeout=10.0)
             connection.close()
-        if self._rendezvous is not None:
-            self._rendezvous.cleanup()
-            self._rendezvous = None
+        if self._meeting is not None:
+            shutil.rmtree(self._meeting, ignore_errors=True)
+            self._meeting = None
 
 
 def _serve(
@@ -280,6 +284,8 @@ def _described(error: Exception, log: Path) -> tuple[str, str]:
     if isinstance(error, AgentgymError) and hasattr(errors, type(error).__name__):
         return type(error).__name__, str(error)
     lines = str(error).strip().splitlines() or [""]
+    if "inline_container" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:  # how torch says it
+        return "LearnerError", f"the disk is full or not writable: free some space and resume ({lines[0][:200]})"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         what = "out of memory: lower trainer.micro_batch_tokens, or set trainer.gradient_checkpointing=true"
         return "LearnerError", f"{what} ({lines[0][:200]})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
@@ -24,19 +25,27 @@ PLAIN_EVERY_S = 10.0
 
 
 def run(work: Coroutine[Any, Any, T], *, when_stopped: str = "") -> T:
-    """Run `work`; Ctrl-C and TERM cancel it, let it clean up, and exit with 130 and 143."""
+    """Run `work`; Ctrl-C and TERM cancel it, let it clean up, and exit with 130 and 143. A second one ends it at once.
+
+    The handlers are Python's own and not the loop's: an environment that blocks the loop must not make the run deaf.
+    What the run started ends with it in any case.
+    """
     stopped_by: list[int] = []
 
     async def main() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
-        def stop(number: int) -> None:
+        def stop(number: int, frame: Any) -> None:
             stopped_by.append(number)
-            task.cancel()
+            if len(stopped_by) > 1:
+                os.write(2, b"stopped at once\n")
+                os._exit(128 + number)
+            os.write(2, b"stopping (once more: at once)\n")
+            loop.call_soon_threadsafe(task.cancel)
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, stop, number)
+            signal.signal(number, stop)
         return await work
 
     with suppress(asyncio.CancelledError, KeyboardInterrupt):

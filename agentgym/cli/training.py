@@ -39,7 +39,7 @@ def quickstart(
         err.print(f"going on with {folder} (--fresh begins anew)")
         opened = Run.open(folder, given)
     else:
-        opened = Run.create(settings, folder)
+        opened = _create(settings, folder)
     _finish(opened, as_json)
 
 
@@ -61,7 +61,7 @@ def train(
         if config is None:
             raise UsageError("name a config: `agentgym train CONFIG [key=value ...]`, or `agentgym train --resume RUN`")
         settings = load_config(config, overrides or [])
-        opened = None if dry_run else Run.create(settings)
+        opened = None if dry_run else _create(settings)
     if opened is None:
         _dry_run(settings)
     else:
@@ -88,6 +88,14 @@ def compare(
     low, high = found["interval"]
     out.print(f"A {a.success:.1%}, B {b.success:.1%} on {len(a.task_ids)} tasks")
     out.print(f"B - A: {found['difference']:+.1%}, 95% interval [{low:+.1%}, {high:+.1%}], p = {found['p_value']:.2g}")
+
+
+def _create(settings: Config, folder: Path | None = None) -> Run:
+    """A new run, made only once everything that can be checked was: a mistake leaves no folder behind."""
+    from agentgym.pipeline import check_start
+
+    check_start(settings, lambda remark: err.print(remark, highlight=False, markup=False))
+    return Run.create(settings, folder)
 
 
 def _finish(opened: Run, as_json: bool) -> None:
@@ -125,13 +133,11 @@ def _summarise(folder: Path, result: dict[str, Any], result_table: Any) -> None:
 
 
 def _dry_run(settings: Config) -> None:
-    from agentgym.pipeline import engine_name, load_tasks
+    from agentgym.pipeline import check_start, engine_name, load_tasks
 
+    model = check_start(settings)
     engine = engine_name(settings)
     numbers = {split: len(load_tasks(settings, split)) for split in ("train", "test")}
-    from agentgym.models import resolve_model
-
-    model = resolve_model(settings.model.path)
     out.print(to_yaml(settings), highlight=False, markup=False)
     out.print(
         f"# model in {model}; engine: {engine}; tasks: {numbers['train']} train, {numbers['test']} test", soft_wrap=True

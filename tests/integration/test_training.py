@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,7 @@ def test_the_checkpoint_is_a_hugging_face_folder_with_the_trained_weights(finish
 
 
 def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path):
-    """Stopped after six of ten steps it goes on at step four, and trains on nothing twice."""
+    """Stopped between two steps it keeps what it learned; without that checkpoint it goes on from the one before."""
     config = small(tmp_path, "engine.backend=transformers", "trainer.steps=6", "warm_start.examples=16")
     config.trainer.steps = 10
     run = Run.create(config)
@@ -115,6 +116,7 @@ def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path):
     asyncio.run(until_step(6))
     run.close()
     assert read_metrics(run.folder)[-1]["step"] == 6
+    shutil.rmtree(run.checkpoints / "step-000006")  # as if it had been killed instead
 
     again = Run.open(run.folder)
     go(again)

@@ -58,8 +58,8 @@ class TimedLearner:
         self.staleness: list[int] = []
         self.asked_meanwhile = 0
 
-    async def step(self, samples, version):
-        asked = self.policy.asked
+    async def step(self, samples):
+        asked, version = self.policy.asked, self.policy.version
         await asyncio.sleep(self.random.uniform(0, self.wait_s))
         self.asked_meanwhile += self.policy.asked - asked
         self.steps.append([scored.sample for scored in samples])
@@ -127,7 +127,7 @@ def test_collecting_goes_on_while_the_learner_works(tmp_path):
 
 
 def test_a_failure_ends_the_collectors_that_run_ahead(tmp_path, monkeypatch):
-    async def fails(self, samples, version):
+    async def fails(self, samples):
         raise EngineError("gone")
 
     monkeypatch.setattr(TimedLearner, "step", fails)
