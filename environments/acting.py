@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import abstractmethod
 
 from agentgym.env import Env, Info
@@ -19,7 +21,7 @@ class ShellEnv(Env):
     """A shell in a sandbox; what is in it and how it is judged is the subclass's to say.
 
     The episode ends when the policy answers without a block after it has run a command (it says that it is done),
-    at `max_steps`, or after `max_parse_errors` messages in a row that hold no usable block; whichever it is, the
+    at `max_steps` or its deadline, or after `max_parse_errors` messages in a row that hold no usable block; whichever it is, the
     state is judged and that step's reward is the outcome.
 
     Args:
@@ -78,6 +80,7 @@ class ShellEnv(Env):
         if not isinstance(task, Task):
             raise UsageError(f'{self.name}: reset needs options={{"task": Task}}')
         await self.close()
+        self.deadline = math.inf  # of time.monotonic(); a task may have one
         await self._open(task)
         assert self.sandbox is not None
         self.task, self.ended = task, False
@@ -103,8 +106,8 @@ class ShellEnv(Env):
         result = await self.sandbox.run(command, timeout_s=self.command_timeout_s)
         info = {"exit_code": result.exit_code, "timed_out": result.timed_out, "seconds": result.seconds}
         shown = show(result, self.max_output_chars)
-        if self.steps >= self.max_steps:
-            return await self._end("max_steps", shown, info)
+        if self.steps >= self.max_steps or time.monotonic() > self.deadline:
+            return await self._end("max_steps" if self.steps >= self.max_steps else "time", shown, info)
         return StepResult(say(shown), 0.0, False, False, info)
 
     async def close(self) -> None:

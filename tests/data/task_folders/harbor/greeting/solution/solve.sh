@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+echo "Good morning, harbour!" > /app/greeting.txt

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+grep -hE "^[^ ]+ ERROR " /app/logs/*.log | sort > /app/errors.log

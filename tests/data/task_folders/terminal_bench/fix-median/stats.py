@@ -1,0 +1,7 @@
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def median(numbers):
+    numbers.sort()
+    return numbers[len(numbers) // 2]
