@@ -28,7 +28,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
     detail: str
     remedy: str = ""
-    optional: bool = False  # agentgym's main job does without it
+    purpose: str = ""  # what an optional part is for: agentgym's main job does without it
+
+    @property
+    def optional(self) -> bool:
+        """Whether the main job does without it."""
+        return bool(self.purpose)
 
 
 def diagnose() -> list[Finding]:
@@ -49,7 +54,7 @@ def diagnose() -> list[Finding]:
         _gpu(),
         _docker(),
         _browser(),
-        _package("ray", remedy=f"{PIP} install 'agentgym[ray]'", optional=True),
+        _package("ray", remedy=f"{PIP} install 'agentgym[ray]'", purpose="environments on other machines"),
     ]
 
 
@@ -82,10 +87,10 @@ def _disk() -> Finding:
     return Finding(name="disk", ok=enough, detail=f"{free / GIB:.1f} GiB free here", remedy=remedy)
 
 
-def _package(name: str, *, remedy: str = INSTALL, optional: bool = False) -> Finding:
+def _package(name: str, *, remedy: str = INSTALL, purpose: str = "") -> Finding:
     found = installed(name)
     return Finding(
-        name=name, ok=bool(found), detail=found or "not installed", remedy="" if found else remedy, optional=optional
+        name=name, ok=bool(found), detail=found or "not installed", remedy="" if found else remedy, purpose=purpose
     )
 
 
@@ -132,7 +137,7 @@ def _bubblewrap() -> Finding:
 def _gpu() -> Finding:
     works, said = _runs("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     detail = said if works else "none: everything runs on the CPU"
-    return Finding(name="gpu", ok=True, detail=detail, optional=True)
+    return Finding(name="gpu", ok=True, detail=detail, purpose="speed")
 
 
 def _docker() -> Finding:
@@ -144,7 +149,7 @@ def _docker() -> Finding:
         remedy = "dockerd &"
     elif not found:
         said, remedy = f"{said}, but its Python package is missing", f"{PIP} install 'agentgym[docker]'"
-    return Finding(name="docker", ok=not remedy, detail=said, remedy=remedy, optional=True)
+    return Finding(name="docker", ok=not remedy, detail=said, remedy=remedy, purpose="sandboxes in containers")
 
 
 def _browser() -> Finding:
@@ -157,7 +162,7 @@ def _browser() -> Finding:
         missing.append(("no playwright", f"{PIP} install 'agentgym[gui]'"))
     detail = ", ".join(what for what, _ in missing) or f"{browser}, playwright {playwright}"
     remedy = " && ".join(how for _, how in missing)
-    return Finding(name="browser", ok=not missing, detail=detail, remedy=remedy, optional=True)
+    return Finding(name="browser", ok=not missing, detail=detail, remedy=remedy, purpose="environments in a browser")
 
 
 def installed(distribution: str) -> str:

@@ -27,7 +27,9 @@ TAIL_LINES = 15
 PREFILL_TOKENS = 2048  # of one scheduling step on a CPU, at least: prompts are never split there
 STOP_S = 15.0
 IN_USE = "address already in use"
-LOG_LINE = re.compile(r"(?:INFO|WARNING|ERROR) \d\d-\d\d [\d:]+ \[[^\]]*\] (.+)")
+LOG_LINE = re.compile(
+    r"(?:INFO|WARNING|ERROR) \d\d-\d\d [\d:]+ \[[^\]]*\] (?!.*(?:reserved_cpus=|SECURITY WARNING))(.+)"
+)
 
 
 class VLLMServer:

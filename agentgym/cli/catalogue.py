@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import Counter
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.table import Table
+from rich.text import Text
 
+from agentgym.check import Report, check_env, check_tasks, task_set_for
 from agentgym.cli.console import out, print_json, run
-from agentgym.env import Env
+from agentgym.cli.options import keywords
+from agentgym.cli.play import play_episode
 from agentgym.errors import UsageError
 from agentgym.registry import ENVIRONMENTS, TASK_SETS, Registry, nearest
 from agentgym.task import TaskSet
-from agentgym.types import Message, Observation, Task
+from agentgym.types import Task
 
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
 Options = Annotated[
@@ -56,7 +58,7 @@ def show_env(name: str) -> None:
 
 def show_tasks(name: str, option: Options = None, split: str = "train", limit: int = 5, as_json: Json = False) -> None:
     """What a task set holds: its keyword arguments (config: tasks.options), families and first tasks."""
-    tasks = TASK_SETS.make(name, **_keywords(option)).tasks(split)
+    tasks = TASK_SETS.make(name, **keywords(option, TASK_SETS.load(name))).tasks(split)
     if as_json:
         shown = tasks[:limit] if limit else tasks
         print_json([{"id": t.id, "family": t.family, "level": t.level, "instruction": t.instruction} for t in shown])
@@ -68,7 +70,7 @@ def show_tasks(name: str, option: Options = None, split: str = "train", limit: i
     for column in ("family", *(f"level {level}" for level in levels)):
         table.add_column(column)
     for family in sorted({family for family, _ in counts}):
-        table.add_row(family, *(str(counts[family, level] or "") for level in levels))
+        table.add_row(family or "-", *(str(counts[family, level] or "") for level in levels))
     out.print(table)
     for task in tasks[:limit]:
         out.print(f"{task.id}\n  {task.instruction}", soft_wrap=True, highlight=False, markup=False)
@@ -78,16 +80,12 @@ def check_environment(
     name: str, tasks: Annotated[str, typer.Option(help="a task set; empty: the first one for it")] = ""
 ) -> None:
     """Check that an environment keeps its contract."""
-    from agentgym.check import check_env
-
     _report(check_env(name, _task_set(name, tasks)))
 
 
 def check_task_set(name: str, option: Options = None, limit: int = 0) -> None:
     """Check that the oracle scores full marks, doing nothing none, and a reset repeats itself."""
-    from agentgym.check import check_tasks
-
-    _report(check_tasks(TASK_SETS.make(name, **_keywords(option)), limit=limit or None))
+    _report(check_tasks(TASK_SETS.make(name, **keywords(option, TASK_SETS.load(name))), limit=limit or None))
 
 
 def play(
@@ -99,9 +97,10 @@ def play(
         list[str] | None, typer.Option("--option", "-o", help="keyword argument of the environment")
     ] = None,
 ) -> None:
-    """Play an episode by hand, or watch the oracle. A message ends with an empty line; end of input stops."""
+    """Play an episode by hand, or watch the oracle."""
     chosen = _find_task(env, tasks, task)
-    run(_play(ENVIRONMENTS.make(env, **_keywords(option)), chosen, oracle))
+    made = ENVIRONMENTS.make(env, **keywords(option, ENVIRONMENTS.load(env)))
+    run(play_episode(made, chosen, oracle))
 
 
 def doctor(as_json: Json = False) -> None:
@@ -113,55 +112,16 @@ def doctor(as_json: Json = False) -> None:
         print_json([msgspec.to_builtins(finding) for finding in findings])
         return
     table = Table()
-    for column in ("", "part", "found", "remedy"):
+    for column in ("", "part", "found"):
         table.add_column(column)
     for finding in findings:
-        table.add_row("[green]ok[/]" if finding.ok else "[red]--[/]", finding.name, finding.detail, finding.remedy)
+        mark = "[green]ok[/]" if finding.ok else "[yellow]-[/]" if finding.optional else "[red]--[/]"
+        table.add_row(mark, Text(finding.name), Text(finding.detail))
     out.print(table)
-
-
-async def _play(env: Env, task: Task, oracle: bool) -> None:
-    try:
-        observation, _ = await env.reset(seed=task.seed, options={"task": task})
-        script = await env.oracle(task) if oracle else []
-        if oracle and not script:
-            raise UsageError(f"no oracle is known for {task.id}")
-        _print(observation)
-        while True:
-            action = _next_action(script, oracle)
-            if action is None:
-                return
-            observation, reward, terminated, truncated, info = await env.step(action)
-            _print(observation)
-            if terminated or truncated:
-                out.print(f"the episode ended; reward {reward:g}", highlight=False)
-                out.print(str(info), markup=False, highlight=False)
-                return
-    finally:
-        await env.close()
-
-
-def _next_action(script: list[Message], oracle: bool) -> Message | None:
-    if oracle:
-        action = script.pop(0) if script else Message(role="assistant", content="Done.")
-        out.print(
-            f"[bold]assistant[/]\n{action.content}" if "[" not in action.content else action.content, highlight=False
-        )
-        return action
-    lines: list[str] = []
-    while True:
-        line = sys.stdin.readline()
-        if not line:
-            return Message(role="assistant", content="\n".join(lines)) if lines else None
-        if not line.strip():
-            return Message(role="assistant", content="\n".join(lines))
-        lines.append(line.rstrip("\n"))
-
-
-def _print(observation: Observation) -> None:
-    for message in observation.messages:
-        out.print(f"[bold]{message.role}[/]")
-        out.print(message.content, markup=False, highlight=False, soft_wrap=True)
+    for finding in findings:
+        if finding.remedy:
+            purpose = f" (optional: for {finding.purpose})" if finding.purpose else ""
+            _say(f"{finding.name}{purpose}:\n  {finding.remedy}")
 
 
 def _find_task(env: str, task_set: str, id: str) -> Task:
@@ -178,12 +138,12 @@ def _find_task(env: str, task_set: str, id: str) -> Task:
 def _task_set(env: str, name: str) -> TaskSet:
     """The named task set, which must be one for `env`; without a name, the first one that is."""
     ENVIRONMENTS.load(env)
-    for candidate in [name] if name else TASK_SETS.names():
-        made: TaskSet = TASK_SETS.make(candidate)
-        if made.env == env:
-            return made
-    wanted = f"{name} is no task set" if name else "there is no task set"
-    raise UsageError(f"{wanted} for the environment {env!r}: see `agentgym tasks list`")
+    if not name:
+        return task_set_for(env)
+    made: TaskSet = TASK_SETS.make(name)
+    if made.env != env:
+        raise UsageError(f"{name} is no task set for the environment {env!r}: see `agentgym tasks list`")
+    return made
 
 
 def _list(registry: Registry, as_json: bool) -> None:
@@ -191,24 +151,33 @@ def _list(registry: Registry, as_json: bool) -> None:
         print_json(registry.names())
         return
     for name in registry.names():
-        out.print(f"{name}  [dim]{(registry.load(name).__doc__ or '').strip().splitlines()[0]}[/]", soft_wrap=True)
+        doc = (registry.load(name).__doc__ or "").strip().splitlines()
+        out.print(Text.assemble(name, "  ", (doc[0] if doc else "", "dim")), soft_wrap=True)
 
 
 def _show(registry: Registry, name: str) -> None:
     factory = registry.load(name)
-    out.print(f"{name}{inspect.signature(factory)}", markup=False, highlight=False, soft_wrap=True)
-    out.print(inspect.getdoc(factory) or "", markup=False, highlight=False)
+    _say(f"{name}{_signature(factory)}")
+    _say(inspect.getdoc(factory) or "")
 
 
-def _keywords(options: list[str] | None) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    for option in options or []:
-        if "=" not in option:
-            raise UsageError(f"{option!r} is not of the form key=value")
-    return dict(OmegaConf.to_container(OmegaConf.from_dotlist(options or [])) or {})  # type: ignore[arg-type]
+def _signature(factory: Any) -> str:
+    """As in the source, without the quotes of postponed annotations."""
+    signature = inspect.signature(factory)
+    plain = [one.replace(annotation=_unquoted(one.annotation)) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
-def _report(report: Any) -> None:
-    out.print(str(report), highlight=False, markup=False)
-    report.raise_for_failures()
+def _unquoted(annotation: Any) -> Any:
+    """Something that prints as the annotation is written."""
+    return type(annotation, (), {"__module__": "builtins"}) if isinstance(annotation, str) else annotation
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(report: Report) -> None:
+    _say(str(report))
+    if not report.ok:
+        raise typer.Exit(1)

@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ err = Console(stderr=True)
 out = Console()
 
 PLAIN_EVERY_S = 10.0
+TICK_S = 1.0
 
 
 def run(work: Coroutine[Any, Any, T], *, when_stopped: str = "") -> T:
@@ -50,31 +52,42 @@ def run(work: Coroutine[Any, Any, T], *, when_stopped: str = "") -> T:
 
     with suppress(asyncio.CancelledError, KeyboardInterrupt):
         return asyncio.run(main())
-    err.print(f"stopped. {when_stopped}".strip(), soft_wrap=True, highlight=False)
+    err.print(f"stopped. {when_stopped}".strip(), soft_wrap=True, highlight=False, markup=False)
     raise typer.Exit(128 + (stopped_by[0] if stopped_by else signal.SIGINT))
 
 
 class ProgressView:
-    """Progress of long work: a live bar on a terminal, a line now and then elsewhere."""
+    """Progress of long work: a live bar on a terminal, a line at least every ten seconds elsewhere.
 
-    def __init__(self) -> None:
+    Args:
+        doing: what moves inside the work just now, in words; asked for whenever nobody told anything for a while.
+    """
+
+    def __init__(self, doing: Callable[[], str] = lambda: "") -> None:
         self._live = err.is_terminal
+        self._doing = doing
         self._bars = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TimeElapsedColumn(), TextColumn("[dim]{task.fields[remark]}"), console=err,
+            TimeElapsedColumn(), TextColumn("{task.fields[remark]}", style="dim", markup=False), console=err,
         )  # fmt: skip
         self._tasks: dict[str, Any] = {}
         self._said: dict[str, float] = {}
-        self._began = time.monotonic()
+        self._last = ("", 0, 0)  # of whom, how far, of how much was told last
+        self._told_at = self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="progress", daemon=True)
 
     def __enter__(self) -> ProgressView:
         if self._live:
             self._bars.start()
+        self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._ended.set()
+        self._ticker.join()
         if self._live:
             self._bars.stop()
 
@@ -88,17 +101,45 @@ class ProgressView:
     def _show(self, what: str, done: int, total: int, remark: str) -> None:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total or None, remark=remark)
-        self._bars.update(self._tasks[what], completed=done, total=total or None, remark=remark[-60:])
+        self._bars.update(
+            self._tasks[what], completed=done, total=total or None, remark=(remark or self._doing())[-60:]
+        )
 
     def _tell(self, what: str, done: int, total: int, remark: str) -> None:
         now = time.monotonic()
         finished = bool(total) and done >= total
+        self._last = (what, done, total)
         if what in self._said and now - self._said[what] < PLAIN_EVERY_S and not finished:
             return
-        self._said[what] = now
+        self._line(what, done, total, remark or self._doing())
+
+    def _line(self, what: str, done: int, total: int, remark: str) -> None:
+        self._told_at = self._said[what] = now = time.monotonic()
         amount = f" {done}/{total}" if total else ""
-        line = f"[{now - self._began:6.0f}s] {what}{amount} {remark}".rstrip()
-        print(line, file=sys.stderr, flush=True)
+        print(f"[{now - self._began:6.0f}s] {what}{amount} {remark}".rstrip(), file=sys.stderr, flush=True)
+
+    def _tick(self) -> None:
+        """Tell again how far the last work is, and what moves inside it, when nobody else did."""
+        while not self._ended.wait(TICK_S):
+            what, done, total = self._last
+            if self._live and self._tasks:
+                self._bars.update(next(reversed(self._tasks.values())), remark=self._doing()[-60:])
+            elif what and time.monotonic() - self._told_at >= PLAIN_EVERY_S:
+                self._line(what, done, total, self._doing())
+
+
+def in_words(doing: dict[str, Any]) -> dict[str, str]:
+    """What a run's loops do or wait for (`Run.doing`, or `live.json` of its folder)."""
+    found = {"trainer": str(doing["trainer"])} if "trainer" in doing else {}
+    ahead = sorted(int(key.partition("/")[2]) for key in doing if key.startswith("collecting/"))
+    for step in ahead:
+        done, wanted = doing[f"collecting/{step}"]
+        state = "ready, waits for the trainer" if done >= wanted else "being collected"
+        found[f"episodes of step {step}"] = f"{done} of {wanted} groups; {state}"
+    pool = doing.get("pool", {})
+    if pool:
+        found["pool"] = ", ".join(f"{name} {value:g}" for name, value in pool.items())
+    return found
 
 
 def print_json(value: Any) -> None:
