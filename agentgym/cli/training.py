@@ -46,7 +46,8 @@ def quickstart(
         opened = Run.open(folder, given)
     else:
         opened = _create(settings, folder)
-    _finish(opened, as_json)
+    made = f" (`make {config}`)" if config in ("quickstart", "learn") else ""
+    _finish(opened, as_json, "go on with" if fresh else f"the same command{made} goes on where it was; so does")
 
 
 def train(
@@ -130,15 +131,21 @@ def restricted(evaluation: Evaluation, task_ids: Sequence[str]) -> Evaluation:
     )
 
 
+def _create(settings: Config, folder: Path | None = None) -> Run:
+    """A new run, made only once everything that can be checked was: a mistake leaves no folder behind."""
+    from agentgym.pipeline import check_start
+
+    check_start(settings, lambda remark: err.print(remark, highlight=False, markup=False))
+    return Run.create(settings, folder)
+
+
 def _finish(opened: Run, as_json: bool, go_on: str = "go on with") -> None:
     from agentgym.pipeline import Pipeline
     from agentgym.results import result_table
 
     again = f"{go_on}: {program()} train --resume {shlex.quote(str(opened.folder))}"
     try:
-        with ProgressView(
-            lambda: "; ".join(f"{what} {how}" for what, how in in_words(dict(opened.doing)).items() if what != "pool")
-        ) as progress:
+        with ProgressView(lambda: "; ".join(_moves(opened))) as progress:
             result = run(Pipeline(opened, progress).go(), when_stopped=again)
     finally:
         opened.close()
@@ -146,6 +153,11 @@ def _finish(opened: Run, as_json: bool, go_on: str = "go on with") -> None:
         print_json(result)
         return
     _summarise(opened.folder, opened.config, result, result_table)
+
+
+def _moves(opened: Run) -> list[str]:
+    """What moves inside a step, for the progress."""
+    return [f"{what}: {how}" for what, how in in_words(opened.doing.copy()).items() if what != "pool"]
 
 
 def _summarise(folder: Path, config: Config, result: dict[str, Any], result_table: Any) -> None:
