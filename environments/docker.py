@@ -29,12 +29,15 @@ from agentgym.environments.containers import (
     oom_kills,
 )
 from agentgym.environments.dockershell import Control, DockerShell, Wire
-from agentgym.environments.folder import MAX_ENTRIES, MAX_FILE_BYTES, MAX_TOTAL_BYTES
+from agentgym.environments.folder import MAX_FILE_BYTES
 from agentgym.environments.images import ensure
 from agentgym.environments.leftovers import sweep_once
-from agentgym.environments.sandbox import CommandResult, Entry, Sandbox, Snapshot
+from agentgym.environments.sandbox import CommandResult, Sandbox, Snapshot
 from agentgym.environments.shell import quote, refusal
+from agentgym.environments.tars import checked, entries, inside, prefixes, tidy
+from agentgym.environments.warm import pool
 from agentgym.errors import SandboxError
+from agentgym.types import new_id
 
 MAX_TREE_BYTES = 1 << 30
 INLINE_BYTES = 1 << 18  # larger trees go in through an exec of their own
@@ -47,8 +50,9 @@ class DockerSandbox(Sandbox):
 
     isolates = True
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, *, warm: int = 0) -> None:
         self.spec = spec
+        self.pool = pool(spec, warm) if warm else None
         self.id = ""  # the container's
         self.digest = ""  # the image's
         self.shell: DockerShell | None = None
@@ -56,10 +60,14 @@ class DockerSandbox(Sandbox):
         self.control: Control | None = None
         self.committed = ""  # the image of a fork
         self.cwd = ""
+        self.key = f"docker/{new_id()}"
         self.busy, self.carrying = asyncio.Lock(), asyncio.Lock()
 
     async def start(self) -> None:
-        guard.opened(f"docker/{id(self)}")
+        guard.opened(self.key)
+        if self.pool is not None and (ready := await self.pool.take()):
+            self._adopt(ready)
+            return
         await asyncio.to_thread(sweep_once)
         try:
             image = await asyncio.to_thread(ensure, self.spec.image)
@@ -73,6 +81,15 @@ class DockerSandbox(Sandbox):
         except BaseException:
             await self.close()
             raise
+
+    def _adopt(self, ready: DockerSandbox) -> None:
+        """Take over a container that nobody has used."""
+        self.id, self.digest, self.group = ready.id, ready.digest, ready.group
+        self.control, self.shell = ready.control, ready.shell
+        assert self.shell is not None
+        self.shell.kill_all = self._kill_all
+        ready.id, ready.control, ready.shell = "", None, None
+        guard.closed(ready.key)
 
     def _attach_and_start(self) -> Any:
         api = client().api
@@ -171,7 +188,7 @@ class DockerSandbox(Sandbox):
         return result
 
     async def upload(self, tar: bytes, path: str = ".") -> None:
-        plain = _checked(tar)
+        plain = checked(tar)
         unpack = f"mkdir -p -- {quote(path)} && tar -xpf - --no-same-owner -C {quote(path)}"
         if len(plain) <= INLINE_BYTES:
             await self._carry(f"base64 -d <<'END' | ({unpack})\n{base64.b64encode(plain).decode()}\nEND")
@@ -198,9 +215,9 @@ class DockerSandbox(Sandbox):
 
     async def download(self, path: str = ".") -> bytes:
         if not path.startswith("/") and path != ".":
-            _inside(path)
-            await self._carry(f"({NO_LINKS % ' '.join(map(quote, _prefixes(posixpath.dirname(path))))})")
-        return await asyncio.to_thread(_tidy, await self._pack(path))
+            inside(path)
+            await self._carry(f"({NO_LINKS % ' '.join(map(quote, prefixes(posixpath.dirname(path))))})")
+        return await asyncio.to_thread(tidy, await self._pack(path))
 
     async def _pack(self, path: str) -> bytes:
         """A tar as the container's own program makes it; what its user may not read is missing."""
@@ -217,8 +234,8 @@ class DockerSandbox(Sandbox):
         return result.stdout_raw
 
     async def read(self, path: str) -> bytes:
-        _inside(path)
-        await self._carry(f"({NO_LINKS % ' '.join(map(quote, _prefixes(path)))})")
+        inside(path)
+        await self._carry(f"({NO_LINKS % ' '.join(map(quote, prefixes(path)))})")
         with tarfile.open(fileobj=io.BytesIO(await self.download(path))) as archive:
             member = next(iter(archive), None)
             file = archive.extractfile(member) if member is not None and member.isreg() else None
@@ -232,7 +249,7 @@ class DockerSandbox(Sandbox):
         await self._put(path, info, content)
 
     async def make_dir(self, path: str, mode: int = 0o755) -> None:
-        _inside(path)
+        inside(path)
         await self._carry(f"mkdir -p -- {quote(path)} && chmod {mode:o} -- {quote(path)}")
 
     async def link(self, path: str, target: str) -> None:
@@ -241,8 +258,8 @@ class DockerSandbox(Sandbox):
         await self._put(path, info, b"")
 
     async def _put(self, path: str, info: tarfile.TarInfo, content: bytes) -> None:
-        _inside(path)
-        links = NO_LINKS % " ".join(map(quote, _prefixes(path)))
+        inside(path)
+        links = NO_LINKS % " ".join(map(quote, prefixes(path)))
         await self._carry(f"({links}; [ ! -e {quote(path)} ] || [ -f {quote(path)} ] || exit 9)")
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -250,7 +267,7 @@ class DockerSandbox(Sandbox):
         await self.upload(made.getvalue(), posixpath.dirname(path) or ".")
 
     async def snapshot(self) -> Snapshot:
-        return await asyncio.to_thread(_entries, await self._pack("."))
+        return await asyncio.to_thread(entries, await self._pack("."))
 
     async def fork(self) -> DockerSandbox:
         self._started()
@@ -290,9 +307,11 @@ class DockerSandbox(Sandbox):
             await self.control.tell("kill")  # a container with nothing in it goes quickly
             self.control.close()
         self.shell = self.courier = self.control = None
+        if container and self.pool is not None:
+            self.pool.give_back()
         if container:
             await asyncio.to_thread(remove, container, self.committed)
-        guard.closed(f"docker/{id(self)}")
+        guard.closed(self.key)
 
     def _started(self) -> None:
         if not self.id:
@@ -321,73 +340,3 @@ def remove(container: str, image: str = "") -> None:
             except docker.errors.APIError as error:
                 if "already in progress" not in str(error):
                     raise
-
-
-def _checked(tar: bytes) -> bytes:
-    """A tar, unpacked; refused if a name leads out or passes through a link of its own."""
-    made = io.BytesIO()
-    links: set[str] = set()
-    try:
-        with (
-            tarfile.open(fileobj=io.BytesIO(tar), mode="r:*") as archive,
-            tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as clean,
-        ):
-            for member in archive:
-                parts = member.name.split("/")
-                if member.name.startswith("/") or ".." in parts or links & set(_prefixes(member.name)):
-                    raise SandboxError(f"{member.name!r} leads out of the archive")
-                if member.issym():
-                    links.add(posixpath.normpath(member.name))
-                if member.isreg() or member.isdir() or member.issym() or member.islnk():
-                    clean.addfile(member, archive.extractfile(member) if member.isreg() else None)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise SandboxError(f"not a readable archive: {error}") from error
-    return made.getvalue()
-
-
-def _tidy(tar: bytes) -> bytes:
-    """The same tree with plain names, and only what `upload` takes."""
-    made = io.BytesIO()
-    with (
-        tarfile.open(fileobj=io.BytesIO(tar)) as archive,
-        tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as clean,
-    ):
-        for member in archive:
-            member.name = posixpath.normpath(member.name)
-            member.linkname = member.linkname if member.issym() else member.linkname.removeprefix("./")
-            member.pax_headers = {}
-            if member.name != "." and (member.isreg() or member.isdir() or member.issym() or member.islnk()):
-                clean.addfile(member, archive.extractfile(member) if member.isreg() else None)
-    return made.getvalue()
-
-
-def _prefixes(path: str) -> list[str]:
-    parts = posixpath.normpath(path).split("/")
-    return ["/".join(parts[: end + 1]) for end in range(len(parts)) if parts[: end + 1] != [""]]
-
-
-def _inside(path: str) -> None:
-    if not path or path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise SandboxError(f"{path!r} is not a path inside the working directory")
-
-
-def _entries(tar: bytes) -> Snapshot:
-    found: Snapshot = {}
-    left = MAX_TOTAL_BYTES
-    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        for member in archive:
-            name = posixpath.normpath(member.name)
-            if name == "." or len(found) >= MAX_ENTRIES:
-                continue
-            content = b""
-            file = archive.extractfile(member) if member.isreg() or member.islnk() else None
-            if file is not None:
-                content = file.read(min(MAX_FILE_BYTES, left))
-                left -= len(content)
-            kind: Any = "dir" if member.isdir() else "link" if member.issym() else "file" if file else "other"
-            size = member.size or len(content)
-            found[name] = Entry(
-                kind=kind, mode=member.mode, size=size if kind == "file" else 0, content=content,
-                target=member.linkname if kind == "link" else "",
-            )  # fmt: skip
-    return dict(sorted(found.items()))

@@ -140,6 +140,7 @@ def open_sandbox(
     workdir: str = "/work",
     writable: bool = False,
     user: str = "1000:1000",
+    warm: int = 0,
 ) -> Sandbox:
     """A sandbox, not yet started.
 
@@ -154,6 +155,7 @@ def open_sandbox(
         writable: with docker, whether the image's files can be changed, and `workdir` is the image's own directory; else
             the system is read-only and the working directory starts empty.
         user: with docker, the user (uid:gid) that commands run as.
+        warm: with docker, how many containers like this one are kept ready; needs a running event loop.
 
     Raises:
         UsageError: no such kind, or an untrusted task without walls.
@@ -173,7 +175,8 @@ def open_sandbox(
             Spec(
                 image=image or DEFAULT_IMAGE, limits=limits, network=network, run_id=run_id, workdir=workdir, user=user,
                 writable=writable,
-            )
+            ),
+            warm=warm,
         )  # fmt: skip
     problem = "" if kind == "plain" else why_not()
     if kind == "bubblewrap" and problem:
