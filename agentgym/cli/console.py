@@ -60,10 +60,10 @@ class ProgressView:
     """Progress of long work: a live bar on a terminal, a line at least every ten seconds elsewhere.
 
     Args:
-        doing: what moves inside the work just now, in words; asked for whenever nobody told anything for a while.
+        doing: what moves inside a piece of work just now, in words; asked for whenever nobody tells it.
     """
 
-    def __init__(self, doing: Callable[[], str] = lambda: "") -> None:
+    def __init__(self, doing: Callable[[str], str] = lambda what: "") -> None:
         self._live = err.is_terminal
         self._doing = doing
         self._bars = Progress(
@@ -102,7 +102,7 @@ class ProgressView:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total or None, remark=remark)
         self._bars.update(
-            self._tasks[what], completed=done, total=total or None, remark=(remark or self._doing())[-60:]
+            self._tasks[what], completed=done, total=total or None, remark=(remark or self._doing(what))[-60:]
         )
 
     def _tell(self, what: str, done: int, total: int, remark: str) -> None:
@@ -111,7 +111,7 @@ class ProgressView:
         self._last = (what, done, total)
         if what in self._said and now - self._said[what] < PLAIN_EVERY_S and not finished:
             return
-        self._line(what, done, total, remark or self._doing())
+        self._line(what, done, total, remark or self._doing(what))
 
     def _line(self, what: str, done: int, total: int, remark: str) -> None:
         self._told_at = self._said[what] = now = time.monotonic()
@@ -123,9 +123,11 @@ class ProgressView:
         while not self._ended.wait(TICK_S):
             what, done, total = self._last
             if self._live and self._tasks:
-                self._bars.update(next(reversed(self._tasks.values())), remark=self._doing()[-60:])
+                what, bar = next(reversed(self._tasks.items()))
+                if doing := self._doing(what):
+                    self._bars.update(bar, remark=doing[-60:])
             elif what and time.monotonic() - self._told_at >= PLAIN_EVERY_S:
-                self._line(what, done, total, self._doing())
+                self._line(what, done, total, self._doing(what))
 
 
 def in_words(doing: dict[str, Any]) -> dict[str, str]:

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from omegaconf import OmegaConf
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agentgym.cli.console import err, out, print_json
+from agentgym.cli.console import err, in_words, out, print_json
 from agentgym.evaluate import Evaluation
 from agentgym.metrics import read_metrics
+from agentgym.results import evaluation_table
 from agentgym.run import owner_of, read_config, read_json
 from agentgym.store import Store
 
 Folder = Annotated[Path, typer.Argument(help="a run folder")]
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
+
+
+MOST_FAILURES = 3
+LONGEST_REASON = 100  # characters
+USEFUL = (
+    "reward_mean", "eval_success", "groups", "groups_dropped", "samples", "samples_rejected", "response_length",
+    "truncated_share", "parse_error_share", "infrastructure_share", "kl", "entropy", "gap_mean", "importance_mean",
+    "clip_share", "staleness_mean", "grad_norm", "tokens_per_second", "wait_seconds", "collect_seconds",
+    "train_seconds", "publish_seconds",
+)  # fmt: skip
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,43 +46,102 @@ def add_to(app: typer.Typer) -> None:
 def status(
     run: Folder,
     watch: Annotated[bool, typer.Option("--watch", help="show it anew every second, until Ctrl-C")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="all metrics and all failures")] = False,
     as_json: Json = False,
 ) -> None:
-    """Where a run stands: who works on it, what waits for what, its stages, episodes and last metrics."""
+    """Where a run (or an evaluation) stands: who works on it, what waits for what, episodes and last metrics."""
     if as_json:
-        print_json(_status(run))
+        print_json(_evaluation_status(run) if _is_evaluation(run) else _status(run))
         return
     if not watch:
-        out.print(_shown(run, _status(run)))
+        out.print(_shown(run, everything))
         return
     with suppress(KeyboardInterrupt), Live(console=out, screen=out.is_terminal, auto_refresh=False) as live:
         while True:
-            live.update(_shown(run, _status(run)), refresh=True)
+            live.update(_shown(run, everything), refresh=True)
             time.sleep(1.0)
 
 
-def _shown(run: Path, found: dict[str, Any]) -> Group:
-    """A status for people."""
+def _shown(run: Path, everything: bool) -> Group:
+    """A status for people; without `everything` it fits a screen of 30 lines."""
+    if _is_evaluation(run):
+        return _evaluation_shown(run, _evaluation_status(run))
+    found = _status(run)
     working = f"pid {found['owner']} is working on it" if found["owner"] else "nobody is working on it"
-    parts: list[Any] = [Text(f"{run}: step {found['step']} of {found['steps']}; {working}")]
-    parts += [Text(f"  {what}: {doing}") for what, doing in found["doing"].items()]
-    parts += [Text(f"  success {stage}: {success:.1%}") for stage, success in found["evaluations"].items()]
-    episodes = Table("stage", "fate", "number", title="episodes")
-    for stage, fates in found["episodes"].items():
-        for fate, number in fates.items():
-            episodes.add_row(stage, fate, str(number))
-    parts.append(episodes)
+    lines = [f"{run}: step {found['step']} of {found['steps']}; {working}"]
+    lines += [f"  {what}: {doing}" for what, doing in found["doing"].items()]
+    steps = found["evaluated_at"]
+    lines += [f"  success {stage} (step {steps[stage]}): {rate:.1%}" for stage, rate in found["evaluations"].items()]
+    lines += _episode_lines(found["episodes"])
     if found["samples"]:
-        samples = Table("samples", "number")
-        for state, number in found["samples"].items():
-            samples.add_row(state, str(number))
-        parts.append(samples)
-    parts += [Text(f"  {number} x {reason}") for reason, number in found["failures"].items()]
-    if found["last"]:
-        metrics = Table("metric", "value", title=f"metrics of step {found['last'].get('step')}")
-        for name, value in found["last"].items():
-            metrics.add_row(name, f"{value:.5g}" if isinstance(value, float) else str(value))
-        parts.append(metrics)
+        lines.append("samples: " + ", ".join(f"{number} {state}" for state, number in found["samples"].items()))
+    failures = list(found["failures"].items())
+    shown = failures if everything else failures[:MOST_FAILURES]
+    lines += [f"  {number} x {reason if everything else reason[:LONGEST_REASON]}" for reason, number in shown]
+    if len(failures) > len(shown):
+        lines.append(f"  and {len(failures) - len(shown)} more reasons (--all)")
+    return Group(Text("\n".join(lines)), *_metrics(found["last"], everything))
+
+
+def _episode_lines(episodes: dict[str, dict[str, int]]) -> list[str]:
+    """One line for each stage and what became of its episodes."""
+    return [
+        f"episodes of {stage}: " + ", ".join(f"{number} {fate}" for fate, number in fates.items())
+        for stage, fates in episodes.items()
+    ]
+
+
+def _metrics(last: dict[str, Any], everything: bool) -> list[Any]:
+    """The metrics of the last step in two columns."""
+    names = [name for name in (last if everything else USEFUL) if name in last and name != "step"]
+    if not names:
+        return []
+    half = (len(names) + 1) // 2
+    table = Table.grid(padding=(0, 2))
+    for left, right in zip_longest(names[:half], names[half:], fillvalue=""):
+        table.add_row(*(cell for name in (left, right) for cell in (Text(name), Text(_value(last.get(name))))))
+    rest = "" if everything or len(names) == len(last) - 1 else " (--all shows more)"
+    return [Text(f"metrics of step {last.get('step')}{rest}:"), table]
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _is_evaluation(folder: Path) -> bool:
+    """Whether it is an `--out` folder of `agentgym eval`."""
+    return (folder / "evaluation.yaml").is_file() and not (folder / "config.yaml").is_file()
+
+
+def _evaluation_status(folder: Path) -> dict[str, Any]:
+    first, _, text = (folder / "evaluation.yaml").read_text().partition("\n")
+    config = OmegaConf.create(text)
+    episodes: dict[str, Any] = {}
+    if (folder / "store.sqlite").is_file():
+        store = Store(folder / "store.sqlite", read_only=True)
+        episodes = store.counts()
+        store.close()
+    result = read_json(folder / "result.json") or {}
+    return {
+        "kind": "evaluation",
+        "model": first.removeprefix("# model: "),
+        "tasks": str(config.tasks.name),
+        "attempts": int(config.evaluation.attempts),
+        "owner": owner_of(folder),
+        "finished": bool(result),
+        "episodes": episodes,
+        "evaluation": result.get("evaluation"),
+    }
+
+
+def _evaluation_shown(folder: Path, found: dict[str, Any]) -> Group:
+    working = f"pid {found['owner']} is working on it" if found["owner"] else "nobody is working on it"
+    state = "finished" if found["finished"] else f"not finished; {working}"
+    lines = [f"{folder} is an evaluation of {found['model']} on {found['tasks']}: {state}"]
+    parts: list[Any] = [Text("\n".join([*lines, *_episode_lines(found["episodes"])]))]
+    if found["evaluation"]:
+        evaluation = msgspec.convert(found["evaluation"], Evaluation)
+        parts.append(evaluation_table(found["tasks"], evaluation))
     return Group(*parts)
 
 
@@ -123,32 +195,19 @@ def _status(run: Path) -> dict[str, Any]:
     store.close()
     lines = read_metrics(run)
     owner = owner_of(run)
-    evaluations = progress.get("evaluations", {})
+    kept = progress.get("evaluations", {})
+    evaluations = {stage: msgspec.convert(body, Evaluation) for stage, body in kept.items()}
     return {
         "owner": owner,
         "step": lines[-1]["step"] if lines else 0,
         "steps": config.trainer.steps,
         "finished": progress.get("finished_steps") == config.trainer.steps,
-        "doing": _doing(run) if owner else {},
+        "doing": in_words(read_json(run / "live.json") or {}) if owner else {},
         "stages": progress.get("stages", {}),
-        "evaluations": {stage: msgspec.convert(body, Evaluation).success for stage, body in evaluations.items()},
+        "evaluations": {stage: evaluation.success for stage, evaluation in evaluations.items()},
+        "evaluated_at": {stage: evaluation.step for stage, evaluation in evaluations.items()},
         "episodes": episodes,
         "samples": samples,
         "failures": failures,
         "last": lines[-1] if lines else {},
     }
-
-
-def _doing(run: Path) -> dict[str, str]:
-    """What the loops do or wait for, in words."""
-    doing = read_json(run / "live.json") or {}
-    found = {"trainer": doing["trainer"]} if "trainer" in doing else {}
-    ahead = sorted(int(key.partition("/")[2]) for key in doing if key.startswith("collecting/"))
-    for step in ahead:
-        done, wanted = doing[f"collecting/{step}"]
-        state = "ready, waits for the trainer" if done >= wanted else "being collected"
-        found[f"episodes of step {step}"] = f"{done} of {wanted} groups; {state}"
-    pool = doing.get("pool", {})
-    if pool:
-        found["pool"] = ", ".join(f"{name} {value:g}" for name, value in pool.items())
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -145,7 +146,7 @@ def _finish(opened: Run, as_json: bool, go_on: str = "go on with") -> None:
 
     again = f"{go_on}: {program()} train --resume {shlex.quote(str(opened.folder))}"
     try:
-        with ProgressView(lambda: "; ".join(_moves(opened))) as progress:
+        with ProgressView(partial(_moves, opened)) as progress:
             result = run(Pipeline(opened, progress).go(), when_stopped=again)
     finally:
         opened.close()
@@ -155,9 +156,10 @@ def _finish(opened: Run, as_json: bool, go_on: str = "go on with") -> None:
     _summarise(opened.folder, opened.config, result, result_table)
 
 
-def _moves(opened: Run) -> list[str]:
-    """What moves inside a step, for the progress."""
-    return [f"{what}: {how}" for what, how in in_words(opened.doing.copy()).items() if what != "pool"]
+def _moves(opened: Run, what: str) -> str:
+    """What moves inside a training step, for the progress."""
+    doing = in_words(opened.doing.copy()) if what == "train" else {}
+    return "; ".join(f"{part}: {how}" for part, how in doing.items() if part != "pool")
 
 
 def _summarise(folder: Path, config: Config, result: dict[str, Any], result_table: Any) -> None:
