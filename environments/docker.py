@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import posixpath
 import tarfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -340,3 +342,14 @@ def remove(container: str, image: str = "") -> None:
             except docker.errors.APIError as error:
                 if "already in progress" not in str(error):
                     raise
+                _wait_until_gone(name)
+
+
+def _wait_until_gone(container: str) -> None:
+    """The daemon is removing it by itself."""
+    import docker
+
+    with contextlib.suppress(docker.errors.NotFound):
+        for _ in range(100):
+            client().api.inspect_container(container)
+            time.sleep(0.05)
