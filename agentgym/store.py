@@ -316,7 +316,8 @@ class Store:
             self._db.execute("UPDATE consumptions SET undone = 1 WHERE step > ?", (step,))
             self._db.execute(
                 "UPDATE trajectories SET undone = 1 WHERE stage = 'train' AND step > ? "
-                "AND version IN (SELECT version FROM versions WHERE undone = 1)",
+                "AND (version IN (SELECT version FROM versions WHERE undone = 1) "
+                "OR status IN ('infrastructure', 'cancelled'))",  # these are run again
                 (step,),
             )
             self._db.execute("DELETE FROM trajectories WHERE stage = 'eval-during' AND step > ?", (step,))

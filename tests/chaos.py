@@ -23,10 +23,10 @@ from pathlib import Path
 
 import psutil
 
-from agentgym.audit import audit
 from agentgym.metrics import read_metrics
 from agentgym.run import read_config
 from agentgym.store import Store
+from agentgym.trainers.audit import audit
 from tests.letters import SMALL
 
 ROOT = Path(__file__).parents[1]
@@ -136,7 +136,7 @@ def check_books(run: Path) -> dict[str, int]:
     """The sums of a finished run: raises AssertionError if they do not balance."""
     config = read_config(run)
     store = Store(run / "store.sqlite", read_only=True)
-    found = audit(store, config.algorithm)
+    found = audit(store, config)
     assert found.problems == (), found.problems[:5]
     steps = [line["step"] for line in read_metrics(run)]
     assert steps == list(range(1, config.trainer.steps + 1)), f"steps in the metrics: {steps}"

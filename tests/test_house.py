@@ -24,7 +24,7 @@ LAYERS = (
     ("env", "policy", "task", "registry", "config"),
     ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor"),
     ("rollout", "store", "samples", "report"),
-    ("wire", "run", "audit"),
+    ("wire", "run"),
     ("worker",),
     ("remote",),
     ("executors",),

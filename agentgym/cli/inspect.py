@@ -147,11 +147,11 @@ def _evaluation_shown(folder: Path, found: dict[str, Any]) -> Group:
 
 def audit_run(run: Folder, as_json: Json = False) -> None:
     """Check everything that a run trained on: ids as served, masks, versions, nothing twice."""
-    from agentgym.audit import audit
+    from agentgym.trainers.audit import audit
 
     config = read_config(run)
     store = Store(run / "store.sqlite", read_only=True)
-    found = audit(store, config.algorithm)
+    found = audit(store, config)
     store.close()
     if as_json:
         print_json(msgspec.to_builtins(found))

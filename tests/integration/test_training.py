@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agentgym.audit import audit
 from agentgym.config import Config, load_config
 from agentgym.metrics import read_metrics
 from agentgym.pipeline import Pipeline
 from agentgym.run import Run
 from agentgym.store import Store
+from agentgym.trainers.audit import audit
 from tests.letters import SMALL, register
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(300)]
@@ -62,7 +62,7 @@ def test_engine_and_trainer_agree_after_every_update(finished):
 def test_everything_trained_on_stands_the_audit(finished):
     folder, _ = finished
     store = Store(folder / "store.sqlite", read_only=True)
-    found = audit(store, small(folder).algorithm)
+    found = audit(store, small(folder))
     assert found.problems == ()
     assert found.trained > 100
     assert [entry["step"] for entry in store.versions()] == list(range(13))
@@ -122,7 +122,7 @@ def test_a_stopped_run_goes_on_from_its_last_checkpoint(tmp_path):
     go(again)
     assert [line["step"] for line in read_metrics(run.folder)] == list(range(1, 11))
     store = Store(run.folder / "store.sqlite", read_only=True)
-    assert audit(store, config.algorithm).problems == ()
+    assert audit(store, config).problems == ()
     lives = {(sample.consumed_step, sample.consumed_life) for sample in store.samples() if sample.consumed_step}
     assert lives == {(step, 0 if step <= 4 else 1) for step in range(1, 11)}
     assert len([entry for entry in store.versions() if entry["undone"]]) == 2

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentgym.audit import audit
 from agentgym.collect import TaskStream
 from agentgym.config import load_config
 from agentgym.errors import EngineError, GuardError
@@ -18,6 +17,7 @@ from agentgym.metrics import read_metrics
 from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool
 from agentgym.run import Run
+from agentgym.trainers.audit import audit
 from agentgym.trainers.loop import Training
 from agentgym.types import Message
 from tests.fakes import EchoEnv, Words, completion
@@ -87,7 +87,7 @@ async def train(folder: Path, seed: int, staleness: int, policy_s: float, learne
     training = Training(run, policy, pool, learner, TaskStream(Words(n_train=7).tasks("train"), seed))
     try:
         await training.train()
-        return run, learner, list(run.store.samples()), audit(run.store, config.algorithm)
+        return run, learner, list(run.store.samples()), audit(run.store, config)
     finally:
         run.close()
 
