@@ -1,0 +1,210 @@
+"""The schema of the config: a tree of dataclasses, each field with its one piece of documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+
+def knob(default: Any, doc: str) -> Any:
+    """A config field with its one piece of documentation."""
+    if isinstance(default, dict | list):
+        return field(default_factory=default.copy, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass
+class ModelConfig:
+    """The model that is trained."""
+
+    path: str = knob(
+        "smollm2-135m-instruct", "a Hugging Face folder or hub id; `smollm2-135m-instruct` and `tiny` are made locally"
+    )
+    max_length: int = knob(1024, "context length in tokens, prompt and responses together")
+    chat_template: str = knob("", "path of a Jinja chat template that replaces the model's own; empty: the model's own")
+
+
+@dataclass
+class EngineConfig:
+    """The inference engine that serves it."""
+
+    backend: str = knob("auto", "`vllm`, `transformers` (in process, slow), or `auto`: vllm where it is installed")
+    dtype: str = knob("bfloat16", "`bfloat16` or `float32`")
+    port: int = knob(0, "port on loopback; 0 takes a free one")
+    max_num_seqs: int = knob(64, "requests decoded at once; more wait in the engine's queue")
+    kv_cache_gib: float = knob(1.0, "memory for the KV cache on a CPU, in GiB")
+    gpu_memory: float = knob(0.45, "share of a GPU's memory for the engine; the trainer takes what is left")
+    eager: bool = knob(
+        True, "no graph compilation: starts in a third of the time, decodes at about 0.7 of the speed on a CPU"
+    )
+    start_timeout_s: float = knob(600.0, "how long the engine may take to start")
+    request_timeout_s: float = knob(300.0, "how long one completion may take")
+    args: list[str] = knob([], "further command-line arguments for vLLM")
+
+
+@dataclass
+class TasksConfig:
+    """What is to be done."""
+
+    name: str = knob("terminal/basics", "a registered task set")
+    options: dict[str, Any] = knob({}, "its keyword arguments (see `agentgym tasks show NAME`)")
+
+
+@dataclass
+class EnvConfig:
+    """The environment in which it is done; which one, the tasks say."""
+
+    options: dict[str, Any] = knob({}, "its keyword arguments (see `agentgym envs show NAME`)")
+
+
+@dataclass
+class RolloutConfig:
+    """How episodes are collected."""
+
+    group_size: int = knob(8, "G: episodes per task, compared with one another")
+    groups_per_step: int = knob(8, "tasks per training step")
+    oversample: float = knob(
+        2.0,
+        "a group without spread is replaced by another task's, up to groups_per_step times this many groups in a step",
+    )
+    max_staleness: int = knob(
+        0, "steps that may be collected ahead of training, so versions that a token may be behind; 0: they take turns"
+    )
+    concurrency: int = knob(64, "episodes at once")
+    temperature: float = knob(1.0, "sampling temperature in training")
+    top_p: float = knob(1.0, "nucleus sampling; below 1 the trainer's log-probs no longer match the engine's")
+    max_tokens: int = knob(128, "tokens per response")
+    max_turns: int = knob(16, "turns per episode, whatever the environment says")
+    reset_timeout_s: float = knob(60.0, "deadline of an environment's reset")
+    step_timeout_s: float = knob(120.0, "deadline of an environment's step, grading included")
+    close_timeout_s: float = knob(30.0, "deadline of an environment's close")
+    retries: int = knob(2, "how often an episode is tried again, with the same seed, after an infrastructure failure")
+    workers: int = knob(0, "processes that run the environments; 0 runs them in the main process")
+    worker_timeout_s: float = knob(30.0, "a worker process that shows no sign of life for so long is replaced")
+    worker_memory_gib: float = knob(4.0, "a worker process that takes more memory is replaced")
+
+
+@dataclass
+class AlgorithmConfig:
+    """What is learned from an episode (docs/algorithms.md)."""
+
+    preset: str = knob(
+        "agentgym",
+        "a named bundle: `agentgym`, `grpo`, `dapo`, `dr_grpo`, `gspo`, `cispo`, `rloo`; the keys below override it",
+    )
+    estimator: str = knob("grpo", "advantages in a group: `grpo`, `dr_grpo`, `rloo`")
+    ratio: str = knob("token", "importance ratio: `token`, `sequence` (GSPO), `cispo`")
+    aggregation: str = knob("token_mean", "`token_mean`, `sample_mean`, `sum_over_max_length`")
+    clip_low: float = knob(0.2, "the ratio is clipped below at 1 - clip_low")
+    clip_high: float = knob(0.28, "the ratio is clipped above at 1 + clip_high")
+    importance_cap: float = knob(
+        2.0, "cap of the truncated importance weight min(exp(old - behaviour), cap); 0 turns the weight off"
+    )
+    kl_coef: float = knob(0.0, "coefficient of the k3 estimate of the KL to the reference model; 0 loads no reference")
+    entropy_coef: float = knob(0.0, "coefficient of the entropy bonus")
+    truncation: str = knob("mask", "turns cut off at max_tokens: `mask` (not trained on) or `penalise`")
+    repetition_share: float = knob(
+        0.9, "a response whose share of repeated 8-grams is above this is filtered out; 1 keeps all"
+    )
+
+
+@dataclass
+class TrainerConfig:
+    """How it is learned."""
+
+    steps: int = knob(20, "batches of episodes to train on")
+    learning_rate: float = knob(1e-5, "AdamW's, after the warm-up")
+    warmup_steps: int = knob(0, "optimiser steps of linear warm-up")
+    weight_decay: float = knob(0.0, "AdamW's")
+    max_grad_norm: float = knob(1.0, "gradients are clipped to this norm")
+    updates_per_batch: int = knob(
+        1, "optimiser steps per batch; with 1 the ratio is 1 and only the importance weight corrects"
+    )
+    micro_batch_tokens: int = knob(2048, "tokens of one forward pass, padding included")
+    precision: str = knob("bf16", "`bf16` (autocast over fp32 weights) or `fp32`")
+    zero_stage: int = knob(1, "DeepSpeed's ZeRO stage: 0 to 3")
+    ranks: int = knob(1, "training processes on this machine (on GPUs: one each)")
+    gradient_checkpointing: bool = knob(False, "recompute activations: less memory, a third more time")
+    checkpoint_every: int = knob(5, "steps between checkpoints; the last step always makes one")
+    keep_checkpoints: int = knob(2, "how many are kept; older ones are deleted")
+    step_timeout_s: float = knob(1800.0, "deadline of one call of the training engine")
+
+
+@dataclass
+class WarmStartConfig:
+    """Supervised training on oracle demonstrations before RL."""
+
+    examples: int = knob(0, "demonstrations from the training split; 0 skips the warm start")
+    epochs: int = knob(1, "passes over them")
+    batch_size: int = knob(16, "demonstrations per optimiser step")
+    learning_rate: float = knob(5e-5, "AdamW's")
+
+
+@dataclass
+class EvaluationConfig:
+    """How a checkpoint is evaluated on held-out tasks."""
+
+    before_and_after: bool = knob(True, "evaluate the base model, the model before RL and the one after it")
+    n_tasks: int = knob(96, "held-out tasks; 0 takes all")
+    attempts: int = knob(1, "episodes per task")
+    temperature: float = knob(1.0, "sampling temperature")
+    every: int = knob(0, "also evaluate every so many training steps; 0: only before and after")
+
+
+@dataclass
+class GuardConfig:
+    """Guard rails: a value beyond its threshold stops the run with the weights of the last checkpoint kept."""
+
+    gap_mean: float = knob(
+        0.12, "mean |trainer - engine| log-prob per token, at the start and every `gap_every` steps (fp32: use 1e-3)"
+    )
+    gap_every: int = knob(10, "training steps between measurements of the gap")
+    max_kl: float = knob(
+        1.0,
+        "mean k3 KL per token to the reference or, without one, from the weights that sampled to those that trained",
+    )
+    min_entropy: float = knob(0.0, "mean entropy of the sampled distribution, in nats")
+    max_truncated: float = knob(1.0, "share of responses cut off at max_tokens")
+    max_infrastructure: float = knob(0.5, "share of a step's episodes lost to infrastructure failures")
+
+
+@dataclass
+class Config:
+    """Everything a run depends on; saved resolved as `config.yaml` in the run folder."""
+
+    name: str = knob("run", "name of the run; its folder is `<dir>/<name>-s<seed>`")
+    dir: str = knob("runs", "folder of run folders")
+    seed: int = knob(0, "seeds the tasks' order, the episodes and the trainer")
+    model: ModelConfig = field(default_factory=ModelConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    tasks: TasksConfig = field(default_factory=TasksConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+
+# What the papers bundle (algorithms.md section 3); values not named are the defaults above.
+PRESETS: dict[str, dict[str, Any]] = {
+    "agentgym": {},
+    "grpo": {"aggregation": "sample_mean", "clip_high": 0.2, "kl_coef": 0.04},  # 2402.03300
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.0},  # 2503.14476
+    "dr_grpo": {"estimator": "dr_grpo", "aggregation": "sum_over_max_length", "clip_high": 0.2},  # 2503.20783
+    "gspo": {"ratio": "sequence", "aggregation": "sample_mean", "clip_low": 3e-4, "clip_high": 4e-4},  # 2507.18071
+    "cispo": {"ratio": "cispo"},  # 2506.13585
+    "rloo": {"estimator": "rloo"},  # 2402.14740
+}
+
+
+def knobs(schema: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """All (key, default, doc) of the tree, in order."""
+    for item in fields(schema):
+        default = item.default_factory() if callable(item.default_factory) else item.default
+        if is_dataclass(default):
+            yield from knobs(type(default), f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", default, item.metadata["doc"]
