@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from agentgym.collect import TaskStream
 from agentgym.config import GuardConfig
 from agentgym.errors import GuardError
@@ -11,6 +13,7 @@ from agentgym.samples import samples_from
 from agentgym.trainers.process import LearnerProcess
 
 PROBE_GROUPS, PROBE_SIZE = 4, 4
+REMEDIES = {"truncated": " (raise rollout.max_tokens, or set algorithm.truncation=penalise)"}
 
 
 def check_guards(step: int, metrics: dict[str, float], guard: GuardConfig) -> None:
@@ -47,14 +50,18 @@ async def measure_gap(run: Run, pool: RolloutPool, learner: LearnerProcess, stre
     """
     probe = TaskStream(stream.tasks, stream.seed + 1)
     sampling = training_sampling(run.config.rollout)
-    samples = []
+    samples, why = [], Counter[str]()
     for index in range(PROBE_GROUPS):
         group = await pool.group(f"gap-L{run.life}-{index}", next(probe), run.config.seed, sampling, PROBE_SIZE)
         for member in group.trajectories:
-            samples += [sample for sample in samples_from(member, run.config.algorithm)[0] if any(sample.mask)]
+            made, reasons = samples_from(member, run.config.algorithm)
+            samples += [sample for sample in made if any(sample.mask)]
+            why.update(reasons or ([member.reason] if not made else []))
     if not samples:
+        reason, number = why.most_common(1)[0] if why else ("nothing was said", PROBE_GROUPS * PROBE_SIZE)
         raise GuardError(
-            "the gap between trainer and engine cannot be measured: no probe episode has a token to compare"
+            "the gap between trainer and engine cannot be measured, no probe episode has a token to train on: "
+            f"{number} of {PROBE_GROUPS * PROBE_SIZE}: {reason}{REMEDIES.get(reason, '')}"
         )
     computed = await learner.logprobs(samples)
     gaps = [
