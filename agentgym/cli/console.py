@@ -72,7 +72,7 @@ class ProgressView:
         )  # fmt: skip
         self._tasks: dict[str, Any] = {}
         self._said: dict[str, float] = {}
-        self._last = ("", 0, 0)  # of whom, how far, of how much was told last
+        self._last = ("", 0, 0, "")  # what was told last
         self._told_at = self._began = time.monotonic()
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="progress", daemon=True)
@@ -108,7 +108,7 @@ class ProgressView:
     def _tell(self, what: str, done: int, total: int, remark: str) -> None:
         now = time.monotonic()
         finished = bool(total) and done >= total
-        self._last = (what, done, total)
+        self._last = (what, done, total, remark)
         if what in self._said and now - self._said[what] < PLAIN_EVERY_S and not finished:
             return
         self._line(what, done, total, remark or self._doing(what))
@@ -121,13 +121,13 @@ class ProgressView:
     def _tick(self) -> None:
         """Tell again how far the last work is, and what moves inside it, when nobody else did."""
         while not self._ended.wait(TICK_S):
-            what, done, total = self._last
+            what, done, total, remark = self._last
             if self._live and self._tasks:
                 what, bar = next(reversed(self._tasks.items()))
                 if doing := self._doing(what):
                     self._bars.update(bar, remark=doing[-60:])
-            elif what and time.monotonic() - self._told_at >= PLAIN_EVERY_S:
-                self._line(what, done, total, self._doing(what))
+            elif what and not (total and done >= total) and time.monotonic() - self._told_at >= PLAIN_EVERY_S:
+                self._line(what, done, total, remark or self._doing(what))
 
 
 def in_words(doing: dict[str, Any]) -> dict[str, str]:
