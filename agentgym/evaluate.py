@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -133,5 +134,12 @@ def summarise(
 
 
 def select_tasks(tasks: Sequence[Task], n: int) -> list[Task]:
-    """The first `n` tasks (they are shuffled by their set's seed); all if n is 0."""
-    return list(tasks[:n] if n else tasks)
+    """`n` tasks, the same number of each family as far as there are any, in their order; all if n is 0."""
+    if not n or n >= len(tasks):
+        return list(tasks)
+    seen: Counter[str] = Counter()
+    ranked = []
+    for position, task in enumerate(tasks):
+        ranked.append((seen[task.family], position))
+        seen[task.family] += 1
+    return [tasks[position] for _, position in sorted(sorted(ranked)[:n], key=lambda rank: rank[1])]

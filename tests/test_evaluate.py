@@ -1,5 +1,6 @@
 import json
 
+import msgspec
 import pytest
 
 from agentgym.config import load_config
@@ -108,3 +109,5 @@ def test_selecting_tasks():
     tasks = Words(n_test=8).tasks("test")
     assert len(select_tasks(tasks, 0)) == 8
     assert select_tasks(tasks, 3) == list(tasks[:3])
+    families = [msgspec.structs.replace(task, family=family) for task, family in zip(tasks, "aaaaabbc", strict=True)]
+    assert [task.family for task in select_tasks(families, 5)] == ["a", "a", "b", "b", "c"]
