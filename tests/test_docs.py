@@ -86,6 +86,7 @@ def test_wrapping_it_for_gymnasium(folder):
 
 
 @pytest.mark.deepspeed
+@pytest.mark.timeout(300)
 def test_a_tiny_training_and_an_evaluation_of_it(folder):
     command = re.search(r"^    agentgym --import guess.py (train .*model.path=tiny.*)$", TUTORIAL, re.MULTILINE)
     assert command

@@ -91,3 +91,9 @@ def test_nothing_heavy_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_optional_parts_say_what_they_are_for():
+    purposes = {finding.name: finding.purpose for finding in diagnose() if finding.optional}
+    assert set(purposes) == {"gpu", "docker", "browser", "ray"} and all(purposes.values())
+    assert not found("torch").optional

@@ -123,7 +123,7 @@ class ProgressView:
         while not self._ended.wait(TICK_S):
             what, done, total, remark = self._last
             if self._live and self._tasks:
-                what, bar = next(reversed(self._tasks.items()))
+                what, bar = list(self._tasks.items())[-1]
                 if doing := self._doing(what):
                     self._bars.update(bar, remark=doing[-60:])
             elif what and not (total and done >= total) and time.monotonic() - self._told_at >= PLAIN_EVERY_S:
