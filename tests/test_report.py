@@ -2,13 +2,14 @@ import json
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 
-from agentgym.charts import Point, Series, _ticks, line_chart
+from agentgym.charts import NARROW, Point, Series, _ticks, interval_chart, line_chart, whole_width
 from agentgym.config import Config, to_yaml
 from agentgym.metrics import MetricsWriter
-from agentgym.report import sample_size, verdict, write_report
-from agentgym.types import Message, ToolCall, Trajectory
+from agentgym.report import few_samples, sample_size, verdict, write_report
+from agentgym.types import Completion, Message, ToolCall, Trajectory, Turn
 
 RESULT = {
     "name": "quickstart", "seed": 3, "model": "tiny", "steps": 4, "n_tasks": 96, "attempts": 1, "seconds": 1203.0,
@@ -113,6 +114,53 @@ def test_each_key_of_the_result_may_be_missing(run_folder, key):
 def test_a_difference_that_the_sample_does_not_show_is_called_that():
     assert "not a difference that this sample shows" not in verdict(RESULT)
     assert "not a difference that this sample shows" in verdict(RESULT | {"difference_interval": [-0.01, 0.1]})
+
+
+def test_the_headline_has_the_p_value_beside_the_interval():
+    assert "+36.5 points by RL (95% interval +25.0 to +48.0, p = 1e-05)" in verdict(RESULT)
+
+
+def test_a_step_that_trained_on_few_samples_is_told_of():
+    good = {"step": 1, "samples": 100, "samples_rejected": 92, "rejected/group_without_spread": 92}
+    bad = {"step": 2, "samples": 8, "samples_rejected": 184, "rejected/group_without_spread": 184}
+    assert few_samples([good]) == few_samples([{"step": 1}]) == []
+    (said,) = few_samples([good, bad])
+    assert said.startswith("Step 2 trained on 8 samples; 184 of 192 samples had no spread: ")
+    assert few_samples([bad, good, bad | {"step": 3, "samples": 0}])[0].endswith(
+        "2 of 3 steps trained on less than 25% of theirs."
+    )
+    assert few_samples([good | {"samples": 0, "samples_rejected": 0}]) == []
+
+
+def test_one_turn_is_one_turn(run_folder):
+    said = Completion(
+        prompt_ids=(), ids=(), logprobs=(), versions=(), finish_reason="stop", message=Message(role="assistant")
+    )
+    trajectory = msgspec.structs.replace(episode("x"), turns=(Turn(index=0, completion=said),))
+    page = write_report(run_folder, {"after RL": [trajectory, episode("y")]}).read_text()
+    assert ", 1 turn<" in page and ", 0 turns<" in page
+
+
+@pytest.mark.parametrize("value", [0.00012, 123456.0, 1e-9, -0.00025, 0.5])
+def test_labels_of_the_axis_have_room(value):
+    chart = line_chart("x", [Series(name="a", points=[Point(0, 0.0), Point(1, value)])], width=NARROW)
+    labels = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">([^<s]+)</text>', chart)
+    assert len(labels) >= 3
+    assert all(float(right) - 7.3 * len(words) >= 0 for right, words in labels)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.5, 0.51, 1.0])
+def test_names_in_a_narrow_chart_lie_inside_it(rate):
+    chart = interval_chart("x", [("base model", rate, None)], width=NARROW)
+    (x, anchor, words) = re.findall(r'class="name" x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([^<]+)<', chart)[0]
+    room = float(x) if anchor == "end" else NARROW - float(x)
+    assert room >= 8.5 * len(words)
+
+
+def test_wide_charts_are_drawn_for_both_sizes_of_screen(run_folder):
+    page = write_report(run_folder).read_text()
+    assert page.count('viewBox="0 0 900 ') == page.count(f'viewBox="0 0 {NARROW} ') == 2
+    assert whole_width(lambda width: "") == ""
 
 
 def test_the_report_says_what_the_sample_could_have_shown():
