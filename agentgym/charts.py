@@ -184,7 +184,7 @@ def _note(note: str) -> str:
 
 
 def _number(value: float, percent: bool) -> str:
-    return f"{value:.0%}" if percent else f"{value:.3g}"
+    return f"{100 * value:.3g}%" if percent else f"{value:.3g}"
 
 
 def _svg(width: int, height: int, title: str, body: str) -> str:

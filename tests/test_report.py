@@ -184,5 +184,10 @@ def test_ticks_hold_the_values_and_are_few(low, high):
     assert ticks[0] <= low and ticks[-1] >= high * (1 - 1e-9) and 3 <= len(ticks) <= 7
 
 
+def test_shares_are_not_rounded_to_another_value():
+    chart = line_chart("x", [Series(name="a", points=[Point(0, 0.0), Point(1, 0.1)])], percent=True)
+    assert ">2.5%<" in chart and ">10%<" in chart
+
+
 def test_shares_have_no_tick_above_one():
     assert _ticks(0, 0.95, most=1.0)[-1] == 1.0
