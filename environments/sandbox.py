@@ -168,9 +168,11 @@ def open_sandbox(
         raise UsageError(f"unknown sandbox {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
     limits = limits or Limits()
     if kind == "docker" or (kind == "auto" and image):
-        from agentgym.environments.containers import Spec
+        from agentgym.environments.containers import Spec, no_docker
         from agentgym.environments.docker import DockerSandbox
 
+        if problem := no_docker():
+            raise SandboxError(f"docker does not work here: {problem}")
         return DockerSandbox(
             Spec(
                 image=image or DEFAULT_IMAGE, limits=limits, network=network, run_id=run_id, workdir=workdir, user=user,

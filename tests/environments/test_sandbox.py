@@ -268,6 +268,33 @@ def test_nothing_is_left_if_the_owner_is_killed(kind: str, tmp_path: Path, numbe
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
 
 
+WORKER = """
+import asyncio, os
+from agentgym.supervise import supervised
+supervised(os.getppid())
+from agentgym.environments.sandbox import open_sandbox
+async def main():
+    sandbox = open_sandbox("plain")
+    await sandbox.start()
+    print(os.getpid(), flush=True)
+    await sandbox.run("setsid sleep 9735 & sleep 9735", timeout_s=100)
+asyncio.run(main())
+"""
+
+
+def test_a_guard_outlives_the_supervisor_of_its_owner(tmp_path: Path) -> None:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    )
+    with supervisor:
+        assert supervisor.stdout is not None
+        worker = int(supervisor.stdout.readline())
+        appears("9735")
+        os.kill(worker, signal.SIGKILL)
+    assert gone("9735") and _listed(tmp_path) == []
+
+
 def test_what_a_dead_owner_left_is_found_and_removed(tmp_path: Path) -> None:
     dead = subprocess.Popen(["sleep", "60"])
     token = owner_token(dead.pid)

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import random
 import signal
@@ -13,7 +14,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from agentgym.cli import images as command_line
+from agentgym.cli.leftovers import finding, reap
 from agentgym.environments import images
 from agentgym.environments.containers import Spec, client, no_docker
 from agentgym.environments.docker import DockerSandbox
@@ -175,6 +180,25 @@ def test_images_from_packages_are_made_once(tmp_path: Path) -> None:
         images.build("bse")
     with pytest.raises(SandboxError, match="docker pull"):
         images.ensure("nosuch/image:1")
+
+
+def test_images_are_made_and_listed_on_the_command_line() -> None:
+    app = typer.Typer()
+    command_line.add_to(app)
+    made = CliRunner().invoke(app, ["images", "build", "base", "--json"])
+    assert made.exit_code == 0 and json.loads(made.stdout)[0]["id"] == images.ensure("base")
+    assert "agentgym/base:" in CliRunner().invoke(app, ["images", "list", "--json"]).stdout
+
+
+def test_doctor_lists_and_removes_what_a_dead_owner_left() -> None:
+    dead = subprocess.Popen(["sleep", "60"])
+    token = owner_token(dead.pid)
+    dead.kill()
+    dead.wait()
+    made = client().api.create_container(images.ensure("base"), ["/bin/bash"], labels={LABEL: token})["Id"]
+    said = finding()
+    assert not said.ok and "of kind container" in said.detail and said.remedy
+    assert f"container {made}" in reap() and containers(token) == []
 
 
 async def test_the_python_image_runs_pytest_and_git() -> None:
