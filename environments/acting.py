@@ -9,7 +9,7 @@ from abc import abstractmethod
 from agentgym.env import Env, Info
 from agentgym.environments.blocks import NO_BLOCK, block, parse_block
 from agentgym.environments.sandbox import CommandResult, Sandbox
-from agentgym.errors import UsageError
+from agentgym.errors import SandboxError, UsageError
 from agentgym.types import Message, Observation, StepResult, Task
 
 SYSTEM = "You work in a Linux shell. Answer with one ```bash block holding one command."
@@ -135,6 +135,20 @@ class ShellEnv(Env):
             end = "parse_errors" if self.parse_errors >= self.max_parse_errors else "max_steps"
             return await self._end(end, text, info)
         return StepResult(say(text), 0.0, False, False, info)
+
+    async def _spoilt(self, error: SandboxError) -> tuple[float, Info]:
+        """The judgement where the files cannot be taken out: the policy's doing, if its sandbox is otherwise well.
+
+        Raises `error` if it is not.
+        """
+        assert self.sandbox is not None
+        try:
+            alive = (await self.sandbox.run("true")).exit_code == 0
+        except SandboxError:
+            raise error from None
+        if not alive:
+            raise error
+        return 0.0, {"solved": False, "failed": [f"the files cannot be read: {error}"]}
 
     async def _end(self, end: str, text: str, info: Info, said: str = "") -> StepResult:
         self.ended = True

@@ -80,11 +80,13 @@ def write_tar(tree: Tree) -> bytes:
 
 def diff(before: Tree, after: Tree) -> str:
     """The patch that makes `before` into `after`: new, deleted, renamed and binary files, modes and links."""
-    if before == after:
+    changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+    if not changed:
         return ""
     with _repository() as git:
-        old, new = git.commit(before), git.commit(after)
-        binary = [path for tree in (before, after) for path, blob in tree.items() if not _is_utf8(blob.content)]
+        trees = [{path: tree[path] for path in sorted(changed & tree.keys())} for tree in (before, after)]
+        old, new = (git.commit(tree) for tree in trees)
+        binary = [path for tree in trees for path, blob in tree.items() if not _is_utf8(blob.content)]
         git.attributes(binary)
         options = ("--binary", "--full-index", "--find-renames", "--no-color", "--no-ext-diff", "--no-textconv")
         return git.run("diff-tree", "-r", "-p", *options, old, new).decode()
@@ -119,15 +121,6 @@ def normalise(patch: str) -> str:
     return text.rstrip("\n") + ending if text.strip() else ""
 
 
-def touched(patch: str) -> set[str]:
-    """The paths that a patch writes or removes."""
-    found = set(re.findall(r"^(?:---|\+\+\+) [ab]/([^\t\n]+)", patch, re.MULTILINE))
-    found |= set(re.findall(r"^rename (?:from|to) (.+)$", patch, re.MULTILINE))
-    for old, new in re.findall(r"^diff --git a/(.+) b/(.+)$", patch, re.MULTILINE):
-        found |= {old, new}
-    return found
-
-
 def fresh_repository(tree: Tree) -> bytes:
     """A tar of the `.git` of a repository whose one commit holds `tree`: no other commit, tag, remote or reflog."""
     with _repository(bare=False) as git:
@@ -144,11 +137,27 @@ def read_commit(repository: Path, commit: str) -> dict[str, Blob]:
     """The tree of a commit of a local repository. Raises UsageError if there is none."""
     if not (repository / ".git").exists() and not (repository / "HEAD").exists():
         raise UsageError(f"{repository} is not a git repository")
-    options = ["git", "-c", "safe.directory=*", "-C", str(repository), "archive", "--format=tar", commit]
-    done = subprocess.run(options, capture_output=True, env=_environment(repository), timeout=GIT_TIMEOUT_S)
+    listed = _look(repository, "ls-tree", "-r", "-z", "--full-tree", f"{commit}^{{commit}}").split(b"\0")
+    entries = [(entry.split(b"\t", 1), entry.split(b" ")[0].decode()) for entry in listed if entry]
+    files = [(os.fsdecode(path), mode, about.split(b" ")[2]) for (about, path), mode in entries if mode != "160000"]
+    stream = io.BytesIO(_look(repository, "cat-file", "--batch", stdin=b"".join(sha + b"\n" for _, _, sha in files)))
+    found = {}
+    for path, mode, _ in files:
+        size = int(stream.readline().split()[2])
+        found[path] = Blob(mode=mode, content=stream.read(size))
+        stream.read(1)
+    return found
+
+
+def _look(repository: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+    """What git says about somebody's repository. `git archive` would leave out what its attributes say."""
+    command = ["git", "-c", "safe.directory=*", "-C", str(repository), *arguments]
+    environment = _environment(repository)
+    done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=GIT_TIMEOUT_S)
     if done.returncode:
-        raise UsageError(f"{repository} has no commit {commit}: {done.stderr.decode('utf-8', 'replace').strip()}")
-    return read_tar(done.stdout)
+        said = done.stderr.decode("utf-8", "replace").strip()
+        raise UsageError(f"{repository} has no such commit: git {' '.join(arguments)}: {said}")
+    return done.stdout
 
 
 class _Git:

@@ -26,7 +26,7 @@ from agentgym.environments.swe_grade import (
     trees_of,
 )
 from agentgym.environments.toolbox import PLACE, toolbox, wrapper
-from agentgym.errors import UsageError
+from agentgym.errors import SandboxError, UsageError
 from agentgym.types import Message, Task
 
 SYSTEM = (
@@ -102,20 +102,23 @@ class SWEEnv(ShellEnv):
         else:
             tools = {**toolbox(instance.requirements), **wrapper(run_paths(instance, base))}
             await self.sandbox.upload(await asyncio.to_thread(patches.write_tar, {**base, **tools}))
-        await self.sandbox.upload(await asyncio.to_thread(patches.fresh_repository, base))
+        await self.sandbox.upload(self.trees.repository)
         await self.sandbox.write(".git/info/exclude", f"{PLACE}/\n".encode())
         await self.sandbox.run(f'export PATH="$PWD/{PLACE}/bin:$PATH" GIT_PAGER=cat PAGER=cat')
 
     async def _judge(self, said: str) -> tuple[float, Info]:
-        patch = await self.patch()
-        await self._stop()
+        try:
+            patch = await self.patch()
+        except SandboxError as error:
+            return await self._spoilt(error)
+        await self._stop()  # the agent is gone before anything is graded
         report = await grade_patch(self.instance, self.trees, patch, kind=self.kind)
         return self._reward(report), {"patch": patch[:INFO_PATCH], **plain(report)}
 
     async def patch(self) -> str:
         """The difference between the tree at the start and as it is now."""
         assert self.sandbox is not None
-        after = patches.read_tar(await self.sandbox.download("."))
+        after = await asyncio.to_thread(patches.read_tar, await self.sandbox.download("."))
         return await asyncio.to_thread(patches.diff, self.trees.base, strays(self.trees.base, after))
 
     def _reward(self, report: PatchReport) -> float:

@@ -35,7 +35,9 @@ from agentgym.errors import AgentgymError, TaskError
 from agentgym.types import Struct, Task
 
 LOG_TAIL = 2000  # characters of the log that a report keeps
-LIMITS = Limits(output_bytes=8 << 20, memory_mb=4096, file_mb=256, disk_mb=2048)
+LIMITS = Limits(
+    output_bytes=8 << 20, memory_mb=4096, file_mb=256, disk_mb=960
+)  # less than a tar out of the sandbox may hold
 
 
 class Instance(Struct, frozen=True, kw_only=True):
@@ -77,6 +79,7 @@ class Trees(Struct, frozen=True, kw_only=True):
     patch: str  # from base to gold
     changed_tests: frozenset[str]  # what differs between base and tested
     test_files: tuple[str, ...]  # of the tests that count
+    repository: bytes  # a tar of the `.git` that the agent finds
 
 
 class PatchReport(Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -153,10 +156,18 @@ def _make_trees(instance: Instance, base: Tree) -> Trees:
     else:
         patch = instance.patch
         gold, tested = dict(_patched(base, patch)), dict(_patched(base, instance.test_patch))
-        tests = {path for path in patches.touched(instance.test_patch) if base.get(path) != tested.get(path)}
+        tests = {path for path in {*base, *tested} if base.get(path) != tested.get(path)}
     names = [name for name in (*instance.fail_to_pass, *instance.pass_to_pass) if "::" in name]
     files = tuple(sorted({name.split("::")[0] for name in names} | tests))
-    return Trees(base=base, gold=gold, tested=tested, patch=patch, changed_tests=frozenset(tests), test_files=files)
+    return Trees(
+        base=base,
+        gold=gold,
+        tested=tested,
+        patch=patch,
+        changed_tests=frozenset(tests),
+        test_files=files,
+        repository=patches.fresh_repository(base),
+    )
 
 
 def _patched(base: Tree, patch: str) -> Tree:

@@ -31,7 +31,7 @@ from agentgym.environments.shims import shims
 from agentgym.errors import SandboxError, TaskError, UsageError
 from agentgym.types import Message, Struct, Task, new_id
 
-LIMITS = Limits(output_bytes=2 << 20, memory_mb=4096, disk_mb=2048, file_mb=512)
+LIMITS = Limits(output_bytes=2 << 20, memory_mb=4096, disk_mb=960, file_mb=512)
 REWARD = "/logs/verifier/reward"
 CHUNK = 60_000  # characters of an encoded file in one command
 LOG_TAIL = 2000
@@ -113,7 +113,10 @@ class TaskFolderEnv(ShellEnv):
 
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.sandbox is not None
-        fork = await self.sandbox.fork()
+        try:
+            fork = await self.sandbox.fork()
+        except SandboxError as error:
+            return await self._spoilt(error)
         try:
             await self._stop()  # the agent and all that it runs, before anything of the tests is there
             result = await _run_tests(fork, self.given)

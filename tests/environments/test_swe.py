@@ -136,6 +136,11 @@ async def test_an_agent_whose_sandbox_died_gets_no_reward() -> None:
     await env.close()
 
 
+async def test_a_tree_too_large_to_take_out_is_the_policys_fault() -> None:
+    result = await play("for n in 1 2 3 4 5; do truncate -s 250M big$n; done; ls")
+    assert result.reward == 0.0 and "cannot be read" in result.info["failed"][0]
+
+
 async def grade(patch: str, given: Task = TASK):
     instance = instance_of(given)
     return await grade_patch(instance, trees_of(instance), patch)
