@@ -107,12 +107,20 @@ def check_env(
 
 
 def task_set_for(env: str) -> TaskSet:
-    """The first registered task set for the environment of this name."""
+    """The first registered task set for the environment of this name that needs no arguments."""
     ENVIRONMENTS.load(env)
+    wanting: list[str] = []
     for name in TASK_SETS.factories:  # in the order of registration: what ships goes first
-        if (getattr(TASK_SETS.load(name), "env", "") or TASK_SETS.make(name).env) == env:
-            return TASK_SETS.make(name)
-    raise UsageError(f"no task set is registered for the environment {env!r}: name one, or give tasks")
+        if (getattr(TASK_SETS.load(name), "env", "") or env) == env:
+            try:
+                made: TaskSet = TASK_SETS.make(name)
+            except UsageError:
+                wanting.append(name)
+                continue
+            if made.env == env:
+                return made
+    have = f"; {', '.join(wanting)} cannot be made without arguments" if wanting else ""
+    raise UsageError(f"no task set for the environment {env!r}: name one, or give tasks{have}")
 
 
 def check_tasks(

@@ -8,6 +8,7 @@ from agentgym.check import spread
 from agentgym.env import Env, Info
 from agentgym.environments.terminal import TerminalEnv
 from agentgym.errors import TaskError, UsageError
+from agentgym.registry import ENVIRONMENTS, TASK_SETS
 from agentgym.task import TaskSet
 from agentgym.types import Message, Observation, StepResult, Task
 
@@ -251,3 +252,16 @@ def test_a_limit_is_spread_evenly() -> None:
     tasks = [task(str(number)) for number in range(10)]
     assert [one.id for one in spread(tasks, 4)] == ["0", "2", "5", "7"]
     assert spread(tasks, None) == spread(tasks, 10) == tasks
+
+
+class NeedsPath(Given):
+    env = "pathless"
+
+
+def test_a_task_set_that_needs_arguments_is_not_chosen_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (ENVIRONMENTS, TASK_SETS):
+        monkeypatch.setattr(registry, "_factories", registry.factories)
+    agentgym.register("pathless", Good)
+    agentgym.register_tasks("pathless/given", NeedsPath)
+    with pytest.raises(UsageError, match="pathless/given cannot be made without arguments"):
+        agentgym.check_env("pathless")

@@ -90,6 +90,12 @@ def test_a_single_value_is_a_list_too(call, capsys):
     assert "families: list[str] | None = None" in shown  # as in the source, without quotes
 
 
+def test_a_task_set_that_needs_arguments_still_says_what_they_are(call, capsys):
+    assert call("tasks", "show", "terminal/folders") == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith("terminal/folders(path: ") and "missing a required argument: 'path'" in shown.err
+
+
 def test_the_oracle_plays_and_each_verdict_has_a_line(call, capsys):
     assert call("play", "terminal", "--oracle") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -58,12 +58,13 @@ def show_env(name: str) -> None:
 
 def show_tasks(name: str, option: Options = None, split: str = "train", limit: int = 5, as_json: Json = False) -> None:
     """What a task set holds: its keyword arguments (config: tasks.options), families and first tasks."""
+    if not as_json:
+        _show(TASK_SETS, name)
     tasks = TASK_SETS.make(name, **keywords(option, TASK_SETS.load(name))).tasks(split)
     if as_json:
         shown = tasks[:limit] if limit else tasks
         print_json([{"id": t.id, "family": t.family, "level": t.level, "instruction": t.instruction} for t in shown])
         return
-    _show(TASK_SETS, name)
     counts = Counter((task.family, task.level) for task in tasks)
     levels = sorted({level for _, level in counts})
     table = Table(title=f"{len(tasks)} tasks in {split}")
@@ -126,9 +127,9 @@ def doctor(as_json: Json = False) -> None:
 
 def _find_task(env: str, task_set: str, id: str) -> Task:
     made = _task_set(env, task_set)
-    found = [task for split in ("train", "test") for task in made.tasks(split)]
     if not id:
-        return found[0]
+        return made.tasks("train")[0]
+    found = [task for split in ("train", "test") for task in made.tasks(split)]
     for task in found:
         if task.id == id:
             return task
