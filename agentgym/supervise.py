@@ -69,10 +69,11 @@ def _end(code: int, grace_s: float) -> NoReturn:
     kill_at = time.monotonic() + grace_s
     with contextlib.suppress(ChildProcessError):
         while (left_s := kill_at - time.monotonic()) > -PATIENCE_S:
-            for process in psutil.Process().children(recursive=True):
+            doomed = [process for process in psutil.Process().children(recursive=True) if not _spared(process)]
+            if not doomed:
+                break
+            for process in doomed:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if SPARED in process.cmdline():
-                        continue
                     if left_s <= 0:
                         process.kill()
                     elif process.pid not in asked:
@@ -82,6 +83,13 @@ def _end(code: int, grace_s: float) -> NoReturn:
                 pass
             time.sleep(0.005 if left_s <= 0 else 0.05)
     os._exit(code)
+
+
+def _spared(process: psutil.Process) -> bool:
+    try:
+        return SPARED in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def _prctl(option: int, value: int) -> None:

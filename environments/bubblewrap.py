@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from agentgym.environments.folder import Folder
-from agentgym.environments.leftovers import DISK
+from agentgym.environments.leftovers import DISK, PREFIX, owner_token
 from agentgym.environments.plain import LocalSandbox
 from agentgym.environments.process import LocalShell
 from agentgym.environments.shell import shell_argv
@@ -117,7 +117,7 @@ def why_not() -> str:
 
 
 def _probe(*, nobody: bool) -> str:
-    with tempfile.TemporaryDirectory(prefix="agentgym-") as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{owner_token()}-") as folder:
         Path(folder).chmod(0o711)
         inside = Path(folder) / "work"
         inside.mkdir()

@@ -32,6 +32,7 @@ LOCK = "lock"  # held by the owner, who is written in it
 DISK = "disk"  # where the sized file system of a sandbox is mounted
 MARK = "AGENTGYM_SANDBOX"  # in the environment of what runs in a sandbox without walls: OWNER/ID
 LABEL = "agentgym.owner"  # of containers and images
+AGAIN_S = (0.0, 0.7, 1.5)  # what its owner had asked the daemon for may appear a little later
 MIN_AGE_S = 60.0  # between making a directory and locking it
 SOCKET = "/var/run/docker.sock"
 HIERARCHIES = ("memory", "pids", "cpu")
@@ -64,6 +65,11 @@ def is_dead(token: str) -> bool:
         return owner_token(int(pid)) != token
     except (OSError, ValueError, IndexError):
         return True
+
+
+def new_base() -> Path:
+    """A fresh directory for temporary files, named after its owner."""
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{owner_token()}-"))
 
 
 def claim(base: Path) -> int:
@@ -189,6 +195,9 @@ def _dead_mark(mark: str) -> bool:
 
 def _abandoned(folder: Path) -> Iterator[Path]:
     for base in folder.glob(f"{PREFIX}*"):
+        if is_dead(_token_of(base.name)) and not (base / LOCK).exists():
+            yield base
+            continue
         with contextlib.suppress(OSError):
             lock = os.open(base / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -243,4 +252,6 @@ if __name__ == "__main__":
     deadline = time.monotonic() + 5
     while not is_dead(sys.argv[1]) and time.monotonic() < deadline:  # it is about to be
         time.sleep(0.02)
-    reap()
+    for pause_s in AGAIN_S:
+        time.sleep(pause_s)
+        reap()

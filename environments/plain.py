@@ -11,7 +11,6 @@ import ctypes
 import functools
 import os
 import shutil
-import tempfile
 from abc import abstractmethod
 from pathlib import Path
 from typing import Self
@@ -24,9 +23,9 @@ from agentgym.environments.folder import Folder
 from agentgym.environments.leftovers import (
     DISK,
     MARK,
-    PREFIX,
     claim,
     kill_marked,
+    new_base,
     owner_token,
     remove_tree,
     sweep_once,
@@ -62,7 +61,7 @@ class LocalSandbox(Sandbox):
         try:
             guard.opened(self.id)
             await asyncio.to_thread(sweep_once)
-            self.base = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.base = new_base()
             self.lock = claim(self.base)
             (self.base / "run").write_text(self.run_id)
             self.cgroup = None if no_cgroups() else Cgroup(self.id, self.limits)
@@ -219,7 +218,7 @@ def mount_tmpfs(place: Path, size_mb: int, inodes: int) -> None:
 @functools.cache
 def no_mounts() -> str:
     """Why this process cannot mount file systems, in one line; empty if it can. Tried once."""
-    base = Path(tempfile.mkdtemp(prefix=PREFIX))
+    base = new_base()
     try:
         (base / DISK).mkdir()
         mount_tmpfs(base / DISK, 1, 16)
