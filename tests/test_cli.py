@@ -245,12 +245,12 @@ def test_progress_without_a_terminal_tells_what_moves_and_the_end(monkeypatch, c
     monkeypatch.setattr("agentgym.cli.console.TICK_S", 0.05)
     with ProgressView(lambda what: f"inside {what}") as progress:
         progress("train", 3, 20)
-        time.sleep(0.5)
+        time.sleep(0.8)
         for done in range(1, 21):
             progress("evaluate", done, 20)
     lines = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()]
-    assert lines[:2] == ["train 3/20 inside train"] * 2
-    assert lines[-2:] == ["evaluate 1/20 inside evaluate", "evaluate 20/20 inside evaluate"]
+    assert lines[:3] == ["train 3/20", *["train 3/20 inside train"] * 2]
+    assert lines[-2:] == ["evaluate 1/20", "evaluate 20/20"]
 
 
 def test_the_installed_command_says_its_verbs():

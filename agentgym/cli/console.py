@@ -102,7 +102,7 @@ class ProgressView:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total or None, remark=remark)
         self._bars.update(
-            self._tasks[what], completed=done, total=total or None, remark=(remark or self._doing(what))[-60:]
+            self._tasks[what], completed=done, total=total or None, remark=remark[-60:]
         )
 
     def _tell(self, what: str, done: int, total: int, remark: str) -> None:
@@ -111,7 +111,7 @@ class ProgressView:
         self._last = (what, done, total, remark)
         if what in self._said and now - self._said[what] < PLAIN_EVERY_S and not finished:
             return
-        self._line(what, done, total, remark or self._doing(what))
+        self._line(what, done, total, remark)
 
     def _line(self, what: str, done: int, total: int, remark: str) -> None:
         self._told_at = self._said[what] = now = time.monotonic()
