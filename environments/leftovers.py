@@ -201,7 +201,7 @@ def _abandoned(folder: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             lock = os.open(base / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                token = os.read(lock, 200).decode("utf-8", "replace")
+                token = os.read(lock, 200).decode("utf-8", "replace") or _token_of(base.name)
                 if is_dead(token) or time.time() - os.fstat(lock).st_mtime > MIN_AGE_S:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     yield base

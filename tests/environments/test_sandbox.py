@@ -307,6 +307,8 @@ def test_what_a_dead_owner_left_is_found_and_removed(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}dead/disk/work/a").mkdir(parents=True)
     (tmp_path / f"{PREFIX}dead" / LOCK).write_text(token)
     (tmp_path / f"{PREFIX}{token}-halfway").mkdir()  # its owner died before it could write itself in
+    (tmp_path / f"{PREFIX}{token}-further").mkdir()
+    (tmp_path / f"{PREFIX}{token}-further" / LOCK).touch()
     (tmp_path / f"{PREFIX}mine").mkdir()
     lock = claim(tmp_path / f"{PREFIX}mine")
     left = subprocess.Popen(["sleep", "60"], env={MARK: f"{token}/x"}, start_new_session=True)
