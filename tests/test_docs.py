@@ -85,6 +85,44 @@ def test_wrapping_it_for_gymnasium(folder):
     ]  # fmt: skip
 
 
+WORKER = """
+import asyncio
+import agentgym
+from agentgym.cli.options import import_modules
+from agentgym.config import load_config
+from agentgym.pool import RolloutPool
+from agentgym.rollout import EpisodeRequest
+from agentgym.types import Sampling
+from tests.fakes import Parrot
+
+
+async def main():
+    task = agentgym.make_tasks("guess/numbers").tasks("train")[0]
+    request = EpisodeRequest(id="e", group_id="g", task=task, seed=0, sampling=Sampling())
+    async with RolloutPool(Parrot(), load_config(None, ["rollout.workers=1"])) as pool:
+        async for trajectory in pool.episodes([request]):
+            print(trajectory.status, len(trajectory.turns), trajectory.reason)
+
+
+if __name__ == "__main__":
+    import_modules(["envs/guess.py"])
+    asyncio.run(main())
+"""
+
+
+def test_worker_processes_know_what_was_imported_from_a_file(folder):
+    (folder / "envs").mkdir()
+    (folder / "guess.py").rename(folder / "envs" / "guess.py")
+    assert python(folder, "-c", WORKER, PYTHONPATH=str(ROOT)).startswith("truncated 5 ")
+
+
+def test_a_file_with_the_name_of_another_module_is_refused(folder):
+    (folder / "json.py").write_text("")
+    done = subprocess.run([sys.executable, "-m", "agentgym", "--import", "json.py", "envs", "list"], cwd=folder,
+                          env=os.environ | {"PYTHONSAFEPATH": "1"}, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2 and "another module is called 'json': rename the file" in done.stderr
+
+
 @pytest.mark.deepspeed
 @pytest.mark.timeout(300)
 def test_a_tiny_training_and_an_evaluation_of_it(folder):
