@@ -129,10 +129,10 @@ def test_a_tiny_training_and_an_evaluation_of_it(folder):
     command = re.search(r"^    agentgym --import guess.py (train .*model.path=tiny.*)$", TUTORIAL, re.MULTILINE)
     assert command
     small = ["rollout.group_size=2", "rollout.groups_per_step=2", "rollout.oversample=1", "evaluation.attempts=1"]
-    agentgym(folder, *command[1].split(), *small, "rollout.max_tokens=4", "env.options.max_guesses=2", timeout=110)
+    agentgym(folder, *command[1].split(), *small, "rollout.max_tokens=4", "env.options.max_guesses=2", timeout=140)
     result = json.loads((folder / "runs" / "try-s0" / "result.json").read_text())
     assert (result["n_tasks"], result["steps"]) == (8, 2)
-    said = agentgym(folder, "eval", "--model", "runs/try-s0", "--out", "runs/try-eval", "--json", timeout=110)
+    said = agentgym(folder, "eval", "--model", "runs/try-s0", "--out", "runs/try-eval", "--json", timeout=140)
     assert json.loads(said)["evaluation"]["task_ids"] == [f"guess/numbers/test/{number}" for number in range(4, 33, 4)]
     assert "on 8 tasks" in agentgym(folder, "compare", "runs/try-s0", "runs/try-eval")
 
