@@ -52,6 +52,9 @@ bench: install ## rollout and trainer speed as shares of what the machine can do
 docs: install ## make docs/config.md from the schema
 	@$(bin)/python -m scripts.config_docs
 
+docs-sandboxes: system install ## make the table of docs/sandboxes.md by making each attempt (minutes)
+	@$(bin)/python -m scripts.sandbox_docs
+
 clean: ## remove caches and builds; runs/ and the virtual environment stay
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """`make bench`: every benchmark, as ratios against a baseline of the same run; absolute figures are information.
 
-python -m benchmarks.run [pool] [staleness] [rollout] [trainer]
+python -m benchmarks.run [pool] [staleness] [rollout] [sandbox] [trainer]
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import pool, rollout, staleness, trainer
+from benchmarks import pool, rollout, sandbox, staleness, trainer
 
 BENCHMARKS = {
     "pool": pool.measure,
     "staleness": staleness.measure,
     "rollout": rollout.measure,
+    "sandbox": sandbox.measure,
     "trainer": trainer.measure,
 }
 

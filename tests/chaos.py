@@ -82,7 +82,11 @@ class Chaos:
 
     def kill_one(self, life: subprocess.Popen[bytes], most_s: float) -> None:
         """Wait for a random moment, kill a random process, and see the life through if that was enough to end it."""
-        moment = self.random.uniform(0.2, most_s)
+        if self.random.random() < 0.7:  # most kills while it trains, some while it starts
+            self._await_steps(life, self.steps_done() + 1, 4 * most_s)
+            moment = self.random.uniform(0.0, 6.0)
+        else:
+            moment = self.random.uniform(0.2, most_s)
         deadline = time.monotonic() + moment
         while time.monotonic() < deadline and life.poll() is None:
             time.sleep(0.02)
@@ -97,6 +101,11 @@ class Chaos:
         except psutil.Error:
             return
         time.sleep(self.random.uniform(0.0, 2.0))
+
+    def _await_steps(self, life: subprocess.Popen[bytes], steps: int, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while self.steps_done() < steps and life.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def end(self, life: subprocess.Popen[bytes]) -> None:
         """Kill the controller if it lives on, and check that nothing of the run outlives it."""
@@ -160,7 +169,7 @@ def check_books(run: Path) -> dict[str, int]:
 def torment(folder: Path, *, kills: int, seed: int, backend: str) -> dict[str, object]:
     """Kill a run `kills` times, let it finish, and check its books."""
     chaos = Chaos(folder, seed, backend)
-    most_s = 25.0 if backend == "transformers" else 75.0
+    most_s = 15.0 if backend == "transformers" else 45.0
     while sum(chaos.victims.values()) < kills:
         life = chaos.start(steps=chaos.steps_done() + 1000)
         while life.poll() is None and sum(chaos.victims.values()) < kills:

@@ -104,11 +104,18 @@ def play(
     run(play_episode(made, chosen, oracle))
 
 
-def doctor(as_json: Json = False) -> None:
-    """What is installed, what is missing, and the command that mends it."""
+def doctor(
+    reap: Annotated[bool, typer.Option("--reap", help="remove what killed runs left on this machine")] = False,
+    as_json: Json = False,
+) -> None:
+    """What is installed, what is missing, what killed runs left, and the command that mends it."""
+    from agentgym.cli import leftovers
     from agentgym.doctor import diagnose
 
-    findings = diagnose()
+    if reap:
+        for removed in leftovers.reap():
+            _say(f"removed {removed}")
+    findings = [*diagnose(), leftovers.finding()]
     if as_json:
         print_json([msgspec.to_builtins(finding) for finding in findings])
         return
