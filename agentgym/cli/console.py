@@ -101,9 +101,7 @@ class ProgressView:
     def _show(self, what: str, done: int, total: int, remark: str) -> None:
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total or None, remark=remark)
-        self._bars.update(
-            self._tasks[what], completed=done, total=total or None, remark=remark[-60:]
-        )
+        self._bars.update(self._tasks[what], completed=done, total=total or None, remark=remark[-60:])
 
     def _tell(self, what: str, done: int, total: int, remark: str) -> None:
         now = time.monotonic()
