@@ -106,7 +106,7 @@ class TerminalBasics(TaskSet):
 
     def _task(self, split: str, family: str, level: int, index: int, made: Instance) -> Task:
         return Task(
-            id=f"{self.name}/{split}/{family}-{level}-{index}",
+            id=f"{self.name}{f'@{self.seed}' if self.seed else ''}/{split}/{family}-{level}-{index}",
             env=self.env,
             instruction=made.instruction,
             family=family,

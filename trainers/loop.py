@@ -79,6 +79,7 @@ class Training:
                     await measure_gap(self.run, self.pool, self.learner, self.stream)
                 if self.step % self.config.trainer.checkpoint_every == 0 or self.step == self.config.trainer.steps:
                     await self.save()
+            self.progress("train", self.step, self.config.trainer.steps)
 
     async def save(self) -> None:
         """A checkpoint of the step that was done last, unless there is one."""

@@ -148,7 +148,6 @@ def _finish(opened: Run, as_json: bool, go_on: str = "go on with") -> None:
     try:
         with ProgressView(partial(_moves, opened)) as progress:
             result = run(Pipeline(opened, progress).go(), when_stopped=again)
-            progress("train", result["steps"], result["steps"])
     finally:
         opened.close()
     if as_json:

@@ -98,3 +98,9 @@ def test_wrong_arguments_say_what_is_right(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("agentgym.tasks.terminal_basics.MAX_MISSES", 20)
     with pytest.raises(UsageError, match="ask for fewer"):
         TerminalBasics(families=["permissions"], levels=[1], n_train=10**6).tasks("train")
+
+
+def test_ids_of_other_seeds_are_other_ids():
+    """Two evaluations are compared by task id: instances of two seeds must never pass for the same task."""
+    ids = [{task.id for task in TerminalBasics(n_train=0, n_test=20, seed=seed).tasks("test")} for seed in (0, 1)]
+    assert not ids[0] & ids[1]
