@@ -142,6 +142,14 @@ async def test_the_end_of_the_tests_by_the_code_under_test_earns_nothing(harbor)
     assert (result.reward, result.info["failed"]) == (0.0, ["the tests reported nothing"])
 
 
+async def test_a_folder_without_tests_is_no_reward(harbor) -> None:
+    task = harbor(kind="terminal-bench")
+    for name in ("test_outputs.py", "test.sh"):
+        (Path(task.data["folder"]) / "tests" / name).unlink()
+    with pytest.raises(TaskError, match="has no tests"):
+        await play(task, RIGHT)
+
+
 async def test_steps_of_a_dockerfile_are_followed(harbor, tmp_path: Path) -> None:
     (tmp_path / "environment/data").mkdir(parents=True)
     (tmp_path / "environment/data/a.txt").write_text("a\n")
