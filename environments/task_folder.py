@@ -215,7 +215,7 @@ async def _run_tests(fork: Sandbox, given: FolderTask) -> CommandResult:
     script = "test.sh" if given.kind == "harbor" else "run-tests.sh"
     if given.kind != "harbor" and (folder / script).is_file():
         tests[script] = Blob(mode=EXECUTABLE, content=(folder / script).read_bytes())
-    if script not in tests or len(tests) == 1 and given.kind != "harbor":
+    if script not in tests or (len(tests) == 1 and given.kind != "harbor"):
         raise TaskError(f"{folder} has no {script}" if script not in tests else f"{folder} has no tests")
     wiped = await fork.run("rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier /logs/agent", timeout_s=60)
     if wiped.exit_code:
