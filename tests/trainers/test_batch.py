@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from conftest import make_sample, reference_gradient
 from transformers import AutoModelForCausalLM
 
 from agentgym.errors import UsageError
@@ -14,6 +13,7 @@ from agentgym.trainers.batch import MicroBatch, plan, split_updates
 from agentgym.trainers.head import TokenScorer
 from agentgym.trainers.loss import LossSettings, policy_loss
 from agentgym.types import ScoredSample
+from tests.trainers.conftest import make_sample, reference_gradient
 
 
 def gradient(tiny: Path, batches: list[MicroBatch], dtype: torch.dtype, ratio: str = "token") -> torch.Tensor:

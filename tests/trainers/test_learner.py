@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from conftest import make_sample, reference_gradient, small_config
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentgym.errors import LearnerError, UsageError
 from agentgym.trainers.process import LearnerProcess
 from agentgym.types import ScoredSample
+from tests.trainers.conftest import make_sample, reference_gradient, small_config
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(180)]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from conftest import small_config
 
 from agentgym.errors import DeadlineError, LearnerError, UsageError
 from agentgym.trainers.process import LearnerProcess
 from agentgym.types import ScoredSample
+from tests.trainers.conftest import small_config
 
 pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(180)]
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import make_sample
 
 from agentgym.trainers.batch import plan, unscored
 from agentgym.trainers.sft import cross_entropy, supervised
 from agentgym.types import ScoredSample
+from tests.trainers.conftest import make_sample
 
 
 def test_every_demonstration_once_per_epoch_in_an_order_that_the_seed_fixes() -> None:
