@@ -157,6 +157,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow  # at random moments
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_of_a_killed_owner_whenever_it_dies(number: int) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
