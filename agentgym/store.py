@@ -301,8 +301,8 @@ class Store:
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
     def steps_of_versions(self) -> dict[int, int]:
-        """Which training step made each weight version."""
-        return dict(self._all("SELECT version, step FROM versions"))
+        """Which training step made each weight version of the surviving history."""
+        return dict(self._all("SELECT version, step FROM versions WHERE undone = 0"))
 
     def rewind(self, step: int) -> None:
         """Take back everything that follows from training steps after `step`: the run goes on from that checkpoint.

@@ -82,7 +82,7 @@ async def test_a_dead_or_silent_or_swollen_worker_is_replaced_and_named():
             "exit 3": "exit code 3",
             "kill": "killed by SIGKILL",
             "block 60": "no heartbeat for 1.5 s",
-            "leak 350": "out of memory: 0.3 GiB, more than rollout.worker_memory_gib",
+            "leak 350": "out of memory: ",
         }.items():
             trajectory = await pool.episode(request(word))
             assert (trajectory.status, trajectory.outcome) == ("infrastructure", None)

@@ -92,13 +92,14 @@ def collection_metrics(collected: Collected, assembled: Assembled) -> dict[str, 
     return metrics
 
 
-def staleness(samples: Sequence[ScoredSample], made_by: dict[int, int], step: int) -> dict[str, float]:
-    """How many training steps behind the weights of `step` those were that sampled the trained tokens.
+def staleness(samples: Sequence[ScoredSample], made_by: dict[int, int]) -> dict[str, float]:
+    """How many weights behind the newest those were that sampled the trained tokens; `made_by`: version to step.
 
-    Counted in steps, since the same weights get a new version number when a run is resumed.
+    The same weights count once: they get a new version number when a run is resumed, and a step may make none.
     """
+    rank = {step: index for index, step in enumerate(sorted(set(made_by.values())))}
     behind = [
-        step - made_by[version]
+        len(rank) - 1 - rank[made_by[version]]
         for scored in samples
         for version, mask in zip(scored.sample.versions, scored.sample.mask, strict=True)
         if mask

@@ -155,7 +155,7 @@ class Training:
         self.run.show({"trainer": f"trains step {self.step + 1}"}, now=True)
         began = time.monotonic()
         metrics = await self.learner.step(list(assembled.ready))
-        metrics |= staleness(assembled.ready, self.run.store.steps_of_versions(), self.step)
+        metrics |= staleness(assembled.ready, await self.run.stored(self.run.store.steps_of_versions))
         trained = time.monotonic()
         self.run.show({"trainer": f"publishes the weights of step {self.step + 1}"}, now=True)
         await publish(self.run, self.learner, self.policy, self.step + 1)

@@ -11,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentgym.collect import TaskStream
-from agentgym.config import load_config
+from agentgym.config import AlgorithmConfig, load_config
 from agentgym.errors import EngineError, GuardError
 from agentgym.metrics import read_metrics
 from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool
 from agentgym.run import Run
+from agentgym.samples import samples_from
+from agentgym.trainers.assemble import staleness
 from agentgym.trainers.audit import audit
 from agentgym.trainers.loop import Training
-from agentgym.types import Message
+from agentgym.types import Message, ScoredSample, Trajectory, Turn
 from tests.fakes import EchoEnv, Words, completion
 
 STEPS = 5
@@ -156,3 +158,25 @@ def test_a_step_that_lost_its_episodes_to_infrastructure_stops_the_run(tmp_path)
 
     with pytest.raises(GuardError, match=r"infrastructure_share is 1, above .*see the reasons"):
         asyncio.run(work())
+
+
+def test_staleness_counts_weights_and_not_version_numbers_or_steps_without_an_update():
+    def scored(*versions: int) -> ScoredSample:
+        body = completion((1,), (2,) * len(versions), versions=versions)
+        trajectory = Trajectory(
+            id="t",
+            task_id="k",
+            group_id="g",
+            env="e",
+            seed=0,
+            status="completed",
+            turns=(Turn(index=0, completion=body),),
+        )
+        return ScoredSample(sample=samples_from(trajectory, AlgorithmConfig())[0][0], advantages=(1.0,))
+
+    # version 3 is version 2's weights after a resume, and steps 3 and 4 made none
+    made_by = {0: 0, 1: 1, 2: 2, 3: 2, 4: 5}
+    assert staleness([scored(4)], made_by) == {"staleness_mean": 0.0, "staleness_max": 0.0}
+    assert staleness([scored(2, 3)], made_by) == {"staleness_mean": 1.0, "staleness_max": 1.0}
+    assert staleness([scored(1, 4)], made_by) == {"staleness_mean": 1.0, "staleness_max": 2.0}
+    assert staleness([], made_by) == {"staleness_mean": 0.0, "staleness_max": 0.0}
