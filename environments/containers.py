@@ -101,7 +101,7 @@ def create(spec: Spec) -> str:
 
 def labels(run_id: str) -> dict[str, str]:
     """Who made it, for whom and when."""
-    return {LABEL: owner_token(), "agentgym.run": run_id, "agentgym.started": f"{time.time():.0f}"}
+    return {LABEL: owner_token(), "agentgym.run": run_id, "agentgym.started": str(int(time.time()))}
 
 
 def _host_config(spec: Spec) -> dict[str, Any]:
