@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(180)]
 def children() -> list[psutil.Process]:
     """This process's own learners."""
     found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in found if "resource_tracker" not in " ".join(child.cmdline())]
+    return [child for child in found if "spawn_main" in " ".join(child.cmdline())]
 
 
 async def test_an_idle_learner_sleeps_ignores_ctrl_c_and_its_death_is_explained(
