@@ -24,9 +24,12 @@ from agentgym.schema import (
     EnvConfig,
     EvaluationConfig,
     GuardConfig,
+    HintsConfig,
+    JudgeConfig,
     ModelConfig,
     RolloutConfig,
     TasksConfig,
+    TeacherConfig,
     TrainerConfig,
     WarmStartConfig,
     knobs,
@@ -36,7 +39,14 @@ CHOICES = {
     "engine.backend": ("auto", "vllm", "transformers"),
     "engine.dtype": ("bfloat16", "float32"),
     "algorithm.preset": tuple(PRESETS),
-    "algorithm.estimator": ("grpo", "dr_grpo", "rloo"),
+    "algorithm.estimator": ("grpo", "dr_grpo", "rloo", "step_wise"),
+    "algorithm.singleton": ("group", "raw"),
+    "algorithm.opd": ("hybrid_topk", "topk_kl", "token"),
+    "algorithm.opd_select": ("sequence", "token"),
+    "algorithm.opd_support": ("student", "teacher", "overlap"),
+    "judge.kind": ("none", "verifier", "rules", "llm"),
+    "hints.source": ("environment", "judge", "both"),
+    "teacher.kind": ("self", "reference", "http"),
     "algorithm.ratio": ("token", "sequence", "cispo"),
     "algorithm.aggregation": ("token_mean", "sample_mean", "sum_over_max_length"),
     "algorithm.truncation": ("mask", "penalise"),
@@ -49,6 +59,8 @@ POSITIVE = (
     "rollout.group_size", "rollout.groups_per_step", "rollout.concurrency", "rollout.max_tokens", "rollout.max_turns",
     "rollout.reset_timeout_s", "rollout.step_timeout_s", "rollout.close_timeout_s",
     "rollout.worker_timeout_s", "rollout.worker_memory_gib",
+    "algorithm.opd_k", "algorithm.opd_clip", "judge.votes", "judge.max_tokens", "judge.timeout_s", "judge.concurrency",
+    "judge.history_chars", "judge.next_state_chars", "hints.max_hints", "teacher.timeout_s",
     "trainer.learning_rate", "trainer.max_grad_norm", "trainer.updates_per_batch", "trainer.micro_batch_tokens",
     "trainer.ranks", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.step_timeout_s",
     "warm_start.epochs", "warm_start.batch_size", "warm_start.learning_rate", "evaluation.attempts", "guard.gap_every",
@@ -71,6 +83,11 @@ RANGES = {
     "algorithm.kl_coef": (0, 10**9),
     "algorithm.entropy_coef": (0, 10**9),
     "algorithm.repetition_share": (0, 1),
+    "algorithm.w_rl": (0, 10**9),
+    "algorithm.w_opd": (0, 10**9),
+    "algorithm.step_coef": (0, 10**9),
+    "judge.temperature": (0, 100),
+    "judge.retries": (0, 100),
     "trainer.steps": (0, 10**9),
     "trainer.learning_rate": (0, 1),
     "trainer.warmup_steps": (0, 10**9),
@@ -171,6 +188,8 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{key}={_get(config, key)}: must be between {low:g} and {high:g}")
     if config.rollout.group_size < 2:
         raise ConfigError("rollout.group_size must be at least 2: an episode is compared with the others of its group")
+    if not (config.algorithm.w_rl or config.algorithm.w_opd):
+        raise ConfigError("algorithm.w_rl and algorithm.w_opd are both 0: nothing would be learned")
     if not config.rollout.temperature > 0:
         raise ConfigError("rollout.temperature must be greater than 0: greedy samples have no spread to learn from")
     if config.rollout.max_tokens >= config.model.max_length:
@@ -217,6 +236,6 @@ def _one_line(error: Exception) -> str:
 
 
 __all__ = [
-    "PRESETS", "AlgorithmConfig", "Config", "EngineConfig", "EnvConfig", "EvaluationConfig", "GuardConfig", "ModelConfig", "RolloutConfig", "TasksConfig", "TrainerConfig", "WarmStartConfig",
+    "PRESETS", "AlgorithmConfig", "Config", "EngineConfig", "EnvConfig", "EvaluationConfig", "GuardConfig", "HintsConfig", "JudgeConfig", "ModelConfig", "RolloutConfig", "TasksConfig", "TeacherConfig", "TrainerConfig", "WarmStartConfig",
     "check_config", "check_resumable", "find_config", "knobs", "load_config", "to_yaml",
 ]  # fmt: skip

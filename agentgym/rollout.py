@@ -19,7 +19,18 @@ from agentgym.config import RolloutConfig
 from agentgym.env import Env
 from agentgym.errors import DeadlineError, InfrastructureError, TaskError
 from agentgym.policy import ContextOverflow, Policy, Session
-from agentgym.types import Message, Observation, Prompt, Sampling, Status, StepResult, Task, Trajectory, Turn
+from agentgym.types import (
+    Message,
+    Observation,
+    Prompt,
+    Sampling,
+    Status,
+    StepResult,
+    Task,
+    ToolSpec,
+    Trajectory,
+    Turn,
+)
 
 _encode = msgspec.msgpack.Encoder().encode  # raises for what cannot be stored: that ends the episode, not the run
 
@@ -86,6 +97,7 @@ class _Episode:
         self.policy_timeout_s = policy_timeout_s
         self.messages: tuple[Message, ...] = ()
         self.turns: list[Turn] = []
+        self.tools: tuple[ToolSpec, ...] = ()
         self.session = Session(request.id)
         self.deadline = Deadline(settings.close_timeout_s, on_stuck)
         self.close_error = ""
@@ -109,6 +121,7 @@ class _Episode:
         observation, _ = await env.reset(seed=task.seed, options={"task": task})
         await self.policy.begin(self.session, env, task)
         self.messages = _checked(observation)
+        self.tools = observation.tools
         for index in range(self.settings.max_turns):
             try:
                 result = await self._turn(index, env, observation)
@@ -170,6 +183,7 @@ class _Episode:
             outcome=outcome,
             turns=tuple(self.turns),
             messages=self.messages,
+            tools=self.tools,
             started=self.started,
             seconds=time.monotonic() - self.clock,
             info=info,

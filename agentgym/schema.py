@@ -91,9 +91,22 @@ class AlgorithmConfig:
 
     preset: str = knob(
         "agentgym",
-        "a named bundle: `agentgym`, `grpo`, `dapo`, `dr_grpo`, `gspo`, `cispo`, `rloo`; the keys below override it",
+        "a named bundle: `agentgym`, `grpo`, `dapo`, `dr_grpo`, `gspo`, `cispo`, `rloo`, `opd`, `hybrid`; the keys below override it",
     )
-    estimator: str = knob("grpo", "advantages in a group: `grpo`, `dr_grpo`, `rloo`")
+    w_rl: float = knob(1.0, "weight of the RL term; 0 turns it off")
+    w_opd: float = knob(0.0, "weight of on-policy distillation from the hint-informed teacher; 0 turns it off")
+    estimator: str = knob(
+        "grpo", "advantages in a group: `grpo`, `dr_grpo`, `rloo` (of the outcome), `step_wise` (outcome and scores)"
+    )
+    step_coef: float = knob(1.0, "`step_wise`: weight of a turn's score beside the outcome")
+    singleton: str = knob(
+        "group", "`step_wise`: a turn that no other episode reached: `group` statistics or `raw` value"
+    )
+    opd: str = knob("hybrid_topk", "distillation: `hybrid_topk`, `topk_kl`, `token`")
+    opd_k: int = knob(4, "tokens in the top-k sets of student and teacher")
+    opd_clip: float = knob(2.0, "C: teacher - old is clipped to [-C, C]; 1 for live agents")
+    opd_select: str = knob("sequence", "the hint is chosen per `sequence` (response) or per `token`")
+    opd_support: str = knob("student", "tokens that `hybrid_topk` sums over: `student`, `teacher` or `overlap` of both")
     ratio: str = knob("token", "importance ratio: `token`, `sequence` (GSPO), `cispo`")
     aggregation: str = knob("token_mean", "`token_mean`, `sample_mean`, `sum_over_max_length`")
     clip_low: float = knob(0.2, "the ratio is clipped below at 1 - clip_low")
@@ -107,6 +120,47 @@ class AlgorithmConfig:
     repetition_share: float = knob(
         0.9, "a response whose share of repeated 8-grams is above this is filtered out; 1 keeps all"
     )
+
+
+@dataclass
+class JudgeConfig:
+    """Who scores turns by what came back after them, and gives hints (docs/learning.md)."""
+
+    kind: str = knob("none", "`none`, `verifier` (the environment's own evidence), `rules`, `llm`")
+    url: str = knob("", "`llm`: an OpenAI-compatible base URL; empty: the run's own engine, with the model in training")
+    model: str = knob("", "`llm`: the model's name at that URL")
+    key_env: str = knob("", "`llm`: the environment variable that holds the API key")
+    votes: int = knob(3, "m: how often a turn is judged; the most frequent valid vote counts")
+    temperature: float = knob(0.7, "`llm`: sampling temperature of the votes")
+    max_tokens: int = knob(256, "`llm`: tokens per vote")
+    timeout_s: float = knob(60.0, "`llm`: deadline of one call")
+    retries: int = knob(2, "`llm`: how often a failed call is tried again")
+    concurrency: int = knob(16, "`llm`: calls at once")
+    history_chars: int = knob(4000, "`llm`: characters of history shown, head and tail")
+    next_state_chars: int = knob(4000, "`llm`: characters of the response and of the next state shown, head and tail")
+    rules: list[Any] = knob(
+        [], "`rules`: mappings with `score` and one of `matches` (a regular expression over the next state), `path` ..."
+    )
+
+
+@dataclass
+class HintsConfig:
+    """What the response should have done, told to the teacher in hindsight."""
+
+    source: str = knob("environment", "`environment`, `judge`, or `both`")
+    max_hints: int = knob(3, "distinct candidates kept per turn; the teacher makes one forward pass for each")
+    min_chars: int = knob(11, "shorter ones are dropped")
+    template: str = knob("\n\nHint: {hint}", "appended to the last user message of the teacher's prompt")
+
+
+@dataclass
+class TeacherConfig:
+    """Who scores the responses under the prompt with the hint."""
+
+    kind: str = knob("self", "`self` (the weights in training), `reference` (frozen), `http` (an external engine)")
+    url: str = knob("", "`http`: an engine that returns log-probs of given ids")
+    model: str = knob("", "`http`: the model's name there; it must have the same tokenizer")
+    timeout_s: float = knob(120.0, "`http`: deadline of one call")
 
 
 @dataclass
@@ -182,6 +236,9 @@ class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    hints: HintsConfig = field(default_factory=HintsConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -197,6 +254,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gspo": {"ratio": "sequence", "aggregation": "sample_mean", "clip_low": 3e-4, "clip_high": 4e-4},  # 2507.18071
     "cispo": {"ratio": "cispo"},  # 2506.13585
     "rloo": {"estimator": "rloo"},  # 2402.14740
+    "opd": {"w_rl": 0.0, "w_opd": 1.0},  # on-policy distillation alone
+    "hybrid": {"w_opd": 1.0, "estimator": "step_wise"},  # 2603.10165
 }
 
 

@@ -60,14 +60,14 @@ _encode = msgspec.msgpack.Encoder().encode
 _trajectory = msgspec.msgpack.Decoder(Trajectory).decode
 _sample = msgspec.msgpack.Decoder(Sample).decode
 _task = msgspec.msgpack.Decoder(Task).decode
-_advantages = msgspec.msgpack.Decoder(tuple[float, ...]).decode
+_advantages = msgspec.msgpack.Decoder(tuple[float | None, ...]).decode
 
 
 class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
     """A sample with its fate in the surviving history: trained on by which step, or rejected and why, or waiting."""
 
     sample: Sample
-    advantages: tuple[float, ...]
+    advantages: tuple[float | None, ...]
     step: int
     rejected: str | None
     consumed_step: int | None
@@ -240,7 +240,7 @@ class Store:
     # --- what is trained on --------------------------------------------------------------------------------------
 
     def add_sample(
-        self, sample: Sample, *, step: int, advantages: tuple[float, ...], rejected: str | None = None
+        self, sample: Sample, *, step: int, advantages: tuple[float | None, ...], rejected: str | None = None
     ) -> None:
         """Keep a sample; in a history that was taken back it may have been scored otherwise, which this replaces."""
         self._write(

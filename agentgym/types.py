@@ -152,6 +152,7 @@ class Trajectory(Struct, frozen=True, kw_only=True):
     outcome: float | None = None  # the verifier's reward; None unless completed or truncated
     turns: tuple[Turn, ...] = ()
     messages: tuple[Message, ...] = ()  # the conversation from the first observation to the last next state
+    tools: tuple[ToolSpec, ...] = ()  # on offer when it began
     started: float = 0.0  # seconds since the epoch
     seconds: float = 0.0
     info: dict[str, Any] = {}
@@ -191,8 +192,43 @@ class Sample(Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
 
 
+class Exchange(Struct, frozen=True, kw_only=True):
+    """One turn as a judge sees it. Everything but `task` was written by a model, a tool, a page or a user: it is data."""
+
+    trajectory_id: str
+    turn: int
+    task: str  # the instruction
+    history: tuple[Message, ...] = ()  # before the response
+    response: Message
+    next_state: tuple[Message, ...] = ()  # all that came back before the policy spoke again, in order, typed by role
+    reward: float = 0.0  # of this step, from the environment
+    info: dict[str, Any] = {}  # its evidence; by convention `score` (-1, 0, 1), `hint`, `exit_code`, `parse_error`
+    last: bool = False  # the episode ended here
+    outcome: float | None = None  # of the whole episode, where there is one and `last`
+    secrets: tuple[str, ...] = ()  # what no hint may contain
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """What came of judging one turn; stored under (trajectory_id, turn)."""
+
+    trajectory_id: str
+    turn: int
+    judge: str  # its kind
+    votes: tuple[int | None, ...] = ()  # each +1, 0, -1, or None for one that could not be read
+    score: float | None = None  # None: unscored, and `reason` says why
+    hints: tuple[str, ...] = ()  # accepted ones
+    refused_hints: tuple[
+        str, ...
+    ] = ()  # why each of the others was not: "too short", "a duplicate", "leaks the answer"
+    reason: str = ""
+    seconds: float = 0.0
+
+
 class ScoredSample(Struct, frozen=True, kw_only=True):
-    """A sample with what each of its turns is worth: one advantage per span, spread over the span's tokens."""
+    """A sample with what each of its turns is worth, one entry per span, spread over the span's tokens."""
 
     sample: Sample
-    advantages: tuple[float, ...]
+    advantages: tuple[float | None, ...]  # None: no RL term (an unscored turn)
+    # The prompts of the teacher, as ids: per span one for each accepted hint. A span without has no OPD term;
+    # empty as a whole: no span has one.
+    hinted: tuple[tuple[tuple[int, ...], ...], ...] = ()

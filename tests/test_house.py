@@ -21,7 +21,7 @@ HEAVY = ("torch", "vllm", "deepspeed", "docker", "playwright", "transformers", "
 LAYERS = (
     ("errors", "lag"),
     ("types", "supervise"),
-    ("env", "policy", "task", "registry", "config", "schema"),
+    ("env", "policy", "judge", "task", "registry", "config", "schema"),
     ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor"),
     ("rollout", "store", "samples", "report"),
     ("wire", "run"),

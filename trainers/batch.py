@@ -141,7 +141,7 @@ def _flatten(scored: ScoredSample) -> _Flat:
         raise UsageError(f"sample {sample.id}: token {stray[0]} is trained on but belongs to no span")
     span = [owner[t] for t in position]
     behaviour = [sample.logprobs[t] for t in position]
-    return _Flat(position, behaviour, [scored.advantages[index] for index in span], span)
+    return _Flat(position, behaviour, [scored.advantages[index] or 0.0 for index in span], span)
 
 
 def _rows(samples: Sequence[ScoredSample], flat: Sequence[_Flat], budget: int, share: bool) -> list[Row]:
