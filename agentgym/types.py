@@ -164,6 +164,7 @@ class Group(Struct, frozen=True, kw_only=True):
     id: str
     task_id: str
     trajectories: tuple[Trajectory, ...]
+    judgements: tuple[tuple[Judgement, ...], ...] = ()  # of each member's turns, in order; empty where nobody judges
 
 
 class TokenSpan(Struct, frozen=True, kw_only=True):
@@ -222,6 +223,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     ] = ()  # why each of the others was not: "too short", "a duplicate", "leaks the answer"
     reason: str = ""
     seconds: float = 0.0
+    hinted: tuple[tuple[int, ...], ...] = ()  # the teacher's prompt for each of `hints`, as ids; only if it is asked
 
 
 class ScoredSample(Struct, frozen=True, kw_only=True):
