@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from agentgym.types import Completion, Message, Prompt, Sampling, Struct, Task, ToolSpec
+from agentgym.types import Completion, FinishReason, Message, Prompt, Sampling, Struct, Task, ToolSpec
 
 if TYPE_CHECKING:
     from agentgym.config import Config
@@ -88,6 +88,43 @@ class ServingPolicy(Policy):
     @abstractmethod
     async def update_weights(self, directory: Path, version: int) -> None:
         """Serve the Hugging Face folder `directory` from now on, as `version`; requests in flight survive."""
+
+
+class Piece(Struct, frozen=True, kw_only=True):
+    """The tokens of a stream that were sampled since the piece before."""
+
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # (id, log-prob) of the likeliest, for each id; if asked for
+    finish_reason: FinishReason | None = None  # only the last piece has one
+    versions: tuple[int, ...] = ()  # the last piece's: the weight version of every token of the stream
+
+
+class Template(Protocol):
+    """Messages to ids and back, as the model's chat template has it."""
+
+    stop_ids: tuple[int, ...]
+
+    def encode_prompt(self, session: Session, prompt: Prompt) -> tuple[int, ...]: ...
+
+    def decode_response(self, ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> Message: ...
+
+    def advance(self, session: Session, prompt: Prompt, completion: Completion) -> None: ...
+
+
+class TokenServer(ServingPolicy):
+    """A serving policy that streams token ids, and whose template renders: what the gateway asks."""
+
+    template: Template
+    structured: bool = False  # whether it can hold an answer to a JSON schema
+
+    @abstractmethod
+    def stream(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> AsyncGenerator[Piece, None]:
+        """Sample after `prompt_ids`, piece by piece; closing the iterator frees the engine.
+
+        Raises:
+            EngineError: the engine failed, or took longer than `engine.request_timeout_s`.
+        """
 
 
 class ContextOverflow(Exception):

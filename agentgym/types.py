@@ -75,6 +75,10 @@ class Sampling(Struct, frozen=True, kw_only=True):
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    frequency_penalty: float = 0.0  # what is sampled with a penalty has other log-probs than the trainer would compute
+    presence_penalty: float = 0.0
+    top_logprobs: int = 0  # how many of the likeliest tokens are told at each position (of a stream)
+    json_schema: dict[str, Any] | None = None  # what the answer is held to; {}: any JSON object
 
 
 class Completion(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ It is made from plain keyword arguments, so that any process can ask: workers ma
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from agentgym.config import Config
 from agentgym.errors import EngineError
 from agentgym.policies.serving import Sampled, TokenClient
 from agentgym.policies.template import ChatTemplate
-from agentgym.policy import PolicyAddress
+from agentgym.policy import Piece, PolicyAddress
 from agentgym.types import FinishReason, Sampling
 
 GENERATE = "/inference/v1/generate"
@@ -35,10 +37,18 @@ class Span(msgspec.Struct):
     end: int
 
 
+class Top(msgspec.Struct):
+    """One of the likeliest tokens at a position."""
+
+    token_id: int
+    logprob: float
+
+
 class LogProb(msgspec.Struct):
     """Of one sampled token."""
 
     logprob: float
+    top_logprobs: list[Top] = []
 
 
 class LogProbs(msgspec.Struct):
@@ -51,7 +61,7 @@ class Choice(msgspec.Struct):
     """One answer."""
 
     token_ids: tuple[int, ...]
-    logprobs: LogProbs
+    logprobs: LogProbs | None
     weight_versions: list[Span] | None = None
     finish_reason: str | None = "stop"
 
@@ -62,8 +72,16 @@ class Generated(msgspec.Struct):
     choices: list[Choice]
 
 
+class Event(msgspec.Struct):
+    """One event of a stream: an answer's next tokens, or why there are no more."""
+
+    choices: list[Choice] = []
+    error: Any = None
+
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Generated).decode
+_event = msgspec.json.Decoder(Event).decode
 
 
 class HTTPPolicy(TokenClient):
@@ -124,6 +142,78 @@ class HTTPPolicy(TokenClient):
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             raise EngineError(f"{self.url}{GENERATE}: not understood: {error}: {answer[:200]!r}") from error
 
+    async def stream(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> AsyncGenerator[Piece, None]:
+        """Sample after `prompt_ids`, piece by piece; closing the iterator hangs up, which aborts the request.
+
+        Raises:
+            EngineError: it failed, its stream ended early, or it took longer than `engine.request_timeout_s`.
+        """
+        body = {"token_ids": prompt_ids, "sampling_params": self._params(sampling), "stream": True}
+        finished = False
+        async with aclosing(self._events(GENERATE, _encode(body))) as events:
+            async for event in events:
+                try:
+                    found = _event(event)
+                    piece = _piece(found.choices[0], sampling) if found.choices else None
+                except (msgspec.MsgspecError, ValueError) as error:
+                    raise EngineError(f"{self.url}{GENERATE}: not understood: {error}: {event[:200]!r}") from error
+                if found.error is not None:
+                    raise EngineError(f"{self.url}{GENERATE}: {str(found.error)[:300]}")
+                if piece is not None:
+                    finished = piece.finish_reason is not None
+                    yield piece
+        if not finished:
+            raise EngineError(f"{self.url}{GENERATE}: the stream ended early")
+
+    async def _events(self, path: str, data: bytes) -> AsyncGenerator[bytes, None]:
+        """The data of each server-sent event, up to [DONE]; opened again as `post` does."""
+        limit = self.config.engine.request_timeout_s
+        deadline = asyncio.get_running_loop().time() + limit
+        response: aiohttp.ClientResponse | None = None
+        try:
+            async with asyncio.timeout_at(deadline):
+                for attempt in range(1, TRIES + 1):
+                    response = await self._open(path, data, last=attempt == TRIES)
+                    if response is not None:
+                        break
+                    await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            assert response is not None
+            held = b""
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    part = await response.content.readany()
+                if not part:
+                    return
+                *lines, held = (held + part).split(b"\n")
+                for line in lines:
+                    event = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                    if event == b"[DONE]":
+                        return
+                    if event:
+                        yield event
+        except TimeoutError:
+            raise EngineError(f"{self.url}{path} took longer than engine.request_timeout_s={limit:g} s") from None
+        except aiohttp.ClientError as error:
+            raise EngineError(f"{self.url}{path}: {error or type(error).__name__}") from error
+        finally:
+            if response is not None:
+                response.close()
+
+    async def _open(self, path: str, data: bytes, *, last: bool) -> aiohttp.ClientResponse | None:
+        """The answer's beginning; None if another try may be made."""
+        try:
+            response = await self.http.post(self.url + path, data=data, headers=JSON)
+        except aiohttp.ClientConnectionError:
+            if last:
+                raise
+            return None
+        if response.status == 200:
+            return response
+        answer = await response.read()
+        if response.status in BUSY and not last:
+            return None
+        raise EngineError(f"{self.url}{path}: {response.status} {answer[:300].decode(errors='replace')}")
+
     async def post(self, path: str, body: Any = None) -> bytes:
         """POST `body` as JSON and return what came back.
 
@@ -179,20 +269,44 @@ class HTTPPolicy(TokenClient):
             "top_k": sampling.top_k,
             "max_tokens": sampling.max_tokens,
             "stop_token_ids": self.template.stop_ids,
-            "logprobs": 0,  # of the sampled token alone
+            "logprobs": sampling.top_logprobs,  # that of the sampled token comes in any case
         }
         if sampling.stop:
             params["stop"] = sampling.stop
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            params["frequency_penalty"] = sampling.frequency_penalty
+            params["presence_penalty"] = sampling.presence_penalty
+        if sampling.json_schema is not None:
+            params["structured_outputs"] = {"json": sampling.json_schema or {"type": "object"}}
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         return params
 
 
+def _versions(choice: Choice) -> tuple[int, ...]:
+    spans = choice.weight_versions or ()
+    return tuple(version for span in spans for version in [int(span.version)] * (span.end - span.start))
+
+
+def _piece(choice: Choice, sampling: Sampling) -> Piece:
+    content = (choice.logprobs and choice.logprobs.content) or []
+    if len(content) != len(choice.token_ids):
+        raise ValueError(f"{len(choice.token_ids)} ids, {len(content)} log-probs")
+    wanted = sampling.top_logprobs
+    top = tuple(tuple((top.token_id, top.logprob) for top in entry.top_logprobs[:wanted]) for entry in content)
+    finish = None if choice.finish_reason is None else FINISH.get(choice.finish_reason, "stop")
+    return Piece(
+        ids=choice.token_ids,
+        logprobs=tuple(entry.logprob for entry in content),
+        top=top if wanted else (),
+        finish_reason=finish,
+        versions=_versions(choice),
+    )
+
+
 def _sampled(choice: Choice) -> Sampled:
-    versions: list[int] = []
-    for span in choice.weight_versions or ():
-        versions += [int(span.version)] * (span.end - span.start)
-    logprobs = tuple(entry.logprob for entry in choice.logprobs.content or ())
+    versions = _versions(choice)
+    logprobs = tuple(entry.logprob for entry in (choice.logprobs and choice.logprobs.content) or ())
     if not len(choice.token_ids) == len(logprobs) == len(versions):
         raise ValueError(f"{len(choice.token_ids)} ids, {len(logprobs)} log-probs, {len(versions)} versions")
-    return Sampled(choice.token_ids, logprobs, tuple(versions), FINISH.get(choice.finish_reason, "stop"))
+    return Sampled(choice.token_ids, logprobs, versions, FINISH.get(choice.finish_reason, "stop"))

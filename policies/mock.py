@@ -21,7 +21,8 @@ import msgspec
 from aiohttp import web
 
 from agentgym.errors import EngineError, UsageError
-from agentgym.policies.mock_answers import MODEL, Sampled, chat_completion, completion, generated, ids_of
+from agentgym.policies.mock_answers import MODEL, Drawn, Sampled, chat_completion, completion, generated, ids_of
+from agentgym.policies.mock_stream import stream
 from agentgym.registry import nearest
 
 ALPHABET = tuple(map(ord, "abcdefghijklmnopqrstuvwxyz "))
@@ -95,8 +96,8 @@ class MockPolicyServer:
         self.updates: list[Any] = []  # the update_info of each weight update
         self._planned: dict[str, deque[str]] = {path: deque() for path in SAMPLING}
         self._draws, self._unseeded = random.Random(f"faults {seed}"), random.Random(f"tokens {seed}")
-        self._going, self._pausing = asyncio.Event(), asyncio.Event()
-        self._going.set()
+        self.going, self._pausing = asyncio.Event(), asyncio.Event()
+        self.going.set()
         self._update = "none"
         self._runner: web.AppRunner | None = None
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -198,6 +199,10 @@ class MockPolicyServer:
             return _error(404, f"no {request.method} {request.path} here")
         try:
             body = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
+            if request.path == GENERATE and body.get("stream"):
+                params = body.get("sampling_params") or {}
+                drawn = self._draw(body.get("token_ids") or [], params)
+                return await stream(self, request, drawn, params, cut=fault == "cut")
             answer = _json(await handler({**request.query, **body}))
         except Refusal as error:
             return _error(error.status, str(error))
@@ -219,8 +224,15 @@ class MockPolicyServer:
         return stream
 
     async def _sample(self, prompt: list[int], params: dict[str, Any]) -> Sampled:
-        if params.get("stream") or params.get("n", 1) != 1:
-            raise Refusal(400, "the mock knows neither stream nor n")
+        if params.get("stream"):
+            raise Refusal(400, f"the mock streams {GENERATE} alone")
+        ids, logprobs, timing, finish = self._draw(prompt, params)
+        spans = await self._work(self.latency_s * timing, self.token_s * timing, len(ids))
+        return Sampled(prompt, ids, logprobs, spans, finish)
+
+    def _draw(self, prompt: list[int], params: dict[str, Any]) -> Drawn:
+        if params.get("n", 1) != 1:
+            raise Refusal(400, "the mock does not know n")
         if not prompt or any(not isinstance(id, int) or id < 0 for id in prompt):
             raise Refusal(400, "a prompt is a list of token ids that is not empty, or a text")
         limit = params.get("max_tokens") or 16
@@ -232,8 +244,7 @@ class MockPolicyServer:
         wanted = list(self.answer(prompt, params, rng))
         ids = wanted[:limit]
         logprobs = [-2 * rng.random() for _ in ids]
-        spans = await self._work(self.latency_s * timing, self.token_s * timing, len(ids))
-        return Sampled(prompt, ids, logprobs, spans, "length" if len(wanted) > limit else "stop")
+        return Drawn(ids, logprobs, timing, "length" if len(wanted) > limit else "stop")
 
     def _letters(self, prompt: Sequence[int], params: dict[str, Any], rng: random.Random) -> list[int]:
         """Letters, then the request's first stop token."""
@@ -243,7 +254,7 @@ class MockPolicyServer:
 
     async def _work(self, first_s: float, token_s: float, tokens: int) -> list[dict[str, Any]]:
         """Take the time of an answer, pauses not counted; returns which version sampled which of its tokens."""
-        await self._going.wait()
+        await self.going.wait()
         loop, left_s, start = asyncio.get_running_loop(), first_s + token_s * tokens, 0
         spans: list[dict[str, Any]] = []
         while True:
@@ -258,7 +269,7 @@ class MockPolicyServer:
             if end > start:
                 spans.append({"version": version, "start": start, "end": end})
                 start = end
-            await self._going.wait()
+            await self.going.wait()
         if start < tokens:
             spans.append({"version": version, "start": start, "end": tokens})
         return spans
@@ -295,17 +306,17 @@ class MockPolicyServer:
         """Freeze what is in flight."""
         if body.get("mode") != "keep":
             raise Refusal(400, "the mock knows mode=keep alone")
-        self._going.clear()
+        self.going.clear()
         self._pausing.set()
         return {"status": "paused"}
 
     async def _resume(self, body: dict[str, Any]) -> Any:
         self._pausing.clear()
-        self._going.set()
+        self.going.set()
         return {"status": "resumed"}
 
     async def _start_update(self, body: dict[str, Any]) -> Any:
-        if self._going.is_set():  # it kills the real engine
+        if self.going.is_set():  # it kills the real engine
             raise Refusal(500, "/start_weight_update without /pause")
         self._update = "started"
         return {"message": "Weight update started"}

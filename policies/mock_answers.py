@@ -11,6 +11,15 @@ MODEL = "mock"
 _numbers = itertools.count()
 
 
+class Drawn(NamedTuple):
+    """The T tokens of an answer before any time was spent on them; `timing` is the request's factor."""
+
+    ids: list[int]
+    logprobs: list[float]
+    timing: float
+    finish: str
+
+
 class Sampled(NamedTuple):
     """The T tokens of an answer; a span is one weight version's share of them: [start, end)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import msgspec
 
 from agentgym.config import Config
 from agentgym.policies.template import ChatTemplate
-from agentgym.policy import ContextOverflow, Policy, ServingPolicy, Session
+from agentgym.policy import ContextOverflow, Piece, Policy, Session, TokenServer
 from agentgym.types import Completion, FinishReason, Prompt, Sampling
 
 LONG = 20_000  # characters whose tokenisation would hold up the event loop for longer than a thread costs
@@ -65,14 +66,20 @@ class TokenClient(Policy):
     async def sample(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Sampled:
         """Sample after `prompt_ids`, at most `sampling.max_tokens` tokens; cancelling the task frees the engine."""
 
+    @abstractmethod
+    def stream(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> AsyncGenerator[Piece, None]:
+        """The same, piece by piece; closing the iterator frees the engine."""
+
     async def _encode(self, session: Session, prompt: Prompt) -> tuple[int, ...]:
         if prompt.ids is None and sum(len(message.content) for message in prompt.messages) > LONG:
             return await asyncio.to_thread(self.template.encode_prompt, session, prompt)
         return self.template.encode_prompt(session, prompt)
 
 
-class TokenPolicy(TokenClient, ServingPolicy):
+class TokenPolicy(TokenClient, TokenServer):
     """A serving policy that renders its prompts itself; a subclass samples."""
+
+    template: ChatTemplate
 
     def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None:
         super().__init__(config, ChatTemplate(model, config.model.chat_template))

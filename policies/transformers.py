@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from agentgym.config import Config
 from agentgym.errors import EngineError
 from agentgym.policies.serving import Sampled, TokenPolicy
 from agentgym.policies.weights import check_fit, shapes, weight_files
+from agentgym.policy import Piece
 from agentgym.types import FinishReason, Sampling
 
 ADMIT_EVERY = 16  # steps between admissions into a running batch: each one computes its prefixes anew
@@ -35,6 +37,7 @@ class Request:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    tell: Callable[[Piece], None] = lambda piece: None  # of each token, from the engine's thread
 
     def finish(self, reason: FinishReason) -> None:
         """Hand over what was sampled."""
@@ -78,9 +81,7 @@ class TransformersPolicy(TokenPolicy):
 
     async def sample(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Sampled:
         """Sample after `prompt_ids`; cancelling the task takes the request out of the batch."""
-        if (largest := max(prompt_ids)) >= self._network_vocabulary():
-            raise EngineError(f"token id {largest} is not in the model's vocabulary")
-        request = Request(prompt_ids, sampling, _generator(sampling.seed))
+        request = self._request(prompt_ids, sampling)
         self._put(self._waiting, request)
         try:
             async with asyncio.timeout(self.config.engine.request_timeout_s):
@@ -88,6 +89,31 @@ class TransformersPolicy(TokenPolicy):
         except TimeoutError:
             limit = self.config.engine.request_timeout_s
             raise EngineError(f"a completion took longer than engine.request_timeout_s={limit:g} s") from None
+
+    async def stream(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> AsyncGenerator[Piece, None]:
+        """The same, token by token; closing the iterator takes the request out of the batch."""
+        request = self._request(prompt_ids, sampling)
+        loop, limit = asyncio.get_running_loop(), self.config.engine.request_timeout_s
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        request.tell = lambda piece: _call_soon(loop, pieces.put_nowait, piece)
+        done = asyncio.wrap_future(request.done)
+        done.add_done_callback(lambda _: pieces.put_nowait(None))
+        deadline = loop.time() + limit
+        try:
+            self._put(self._waiting, request)
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    piece = await pieces.get()
+                if piece is None:
+                    break
+                yield piece
+            sampled = done.result()
+            yield Piece(finish_reason=sampled.finish_reason, versions=sampled.versions)
+        except TimeoutError:
+            raise EngineError(f"a completion took longer than engine.request_timeout_s={limit:g} s") from None
+        finally:
+            if not done.cancel() and not done.cancelled():
+                done.exception()  # seen, whoever hung up
 
     async def update_weights(self, directory: Path, version: int) -> None:
         """Serve the weights in `directory` as `version`, from the next decoding step on.
@@ -110,6 +136,13 @@ class TransformersPolicy(TokenPolicy):
                 self._wake.notify()
             await asyncio.to_thread(thread.join)
             self._network = None
+
+    def _request(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Request:
+        if (largest := max(prompt_ids)) >= self._network_vocabulary():
+            raise EngineError(f"token id {largest} is not in the model's vocabulary")
+        if sampling.json_schema is not None:
+            raise EngineError("engine.backend=transformers cannot hold an answer to a JSON schema")
+        return Request(prompt_ids, sampling, _generator(sampling.seed))
 
     def _put(self, queue: list[Any], item: Any) -> None:
         with self._wake:
@@ -204,10 +237,13 @@ class Batch:
             return
         logits_BV = self._forward()
         for request, logits_V in zip(self.requests, logits_BV.float().cpu(), strict=True):
+            logits_V = _penalised(logits_V, request)
             token, logprob = sample_token(logits_V, request.sampling, request.generator)
             request.ids.append(token)
             request.logprobs.append(logprob)
             request.versions.append(version)
+            top = likeliest(logits_V, request.sampling) if request.sampling.top_logprobs else ()
+            request.tell(Piece(ids=(token,), logprobs=(logprob,), top=(top,) if top else ()))
         self.steps += 1
         self._drop([request for request in self.requests if self._ended(request)])
 
@@ -261,6 +297,27 @@ def sample_token(logits_V: torch.Tensor, sampling: Sampling, generator: torch.Ge
         logprobs_V = _truncate(logits_V / sampling.temperature, sampling).log_softmax(-1)
         token = int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
     return token, float(logprobs_V[token])
+
+
+def likeliest(logits_V: torch.Tensor, sampling: Sampling) -> tuple[tuple[int, float], ...]:
+    """The `top_logprobs` likeliest tokens of the distribution sampled from, with their log-probs."""
+    scaled_V = _truncate(logits_V / sampling.temperature, sampling) if sampling.temperature else logits_V
+    found = scaled_V.log_softmax(-1).topk(min(sampling.top_logprobs, len(scaled_V)))
+    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return tuple((id, logprob) for id, logprob in pairs if logprob > -torch.inf)
+
+
+def _penalised(logits_V: torch.Tensor, request: Request) -> torch.Tensor:
+    frequency, presence = request.sampling.frequency_penalty, request.sampling.presence_penalty
+    if not (frequency or presence) or not request.ids:
+        return logits_V
+    counts_V = torch.bincount(torch.tensor(request.ids), minlength=len(logits_V))[: len(logits_V)]
+    return logits_V - frequency * counts_V - presence * (counts_V > 0)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: Any) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody listens
+        loop.call_soon_threadsafe(call, *args)
 
 
 def _truncate(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:

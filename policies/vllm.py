@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from agentgym.policies.http import HTTPPolicy
 from agentgym.policies.serving import Sampled, TokenPolicy
 from agentgym.policies.vllm_server import VLLMServer
 from agentgym.policies.weights import check_fit, shapes, weight_files
-from agentgym.policy import PolicyAddress
+from agentgym.policy import Piece, PolicyAddress
 from agentgym.types import Sampling
 
 
@@ -22,6 +23,8 @@ class VLLMPolicy(TokenPolicy):
     `client` asks it, here and from the address in other processes: token ids in, token ids out, with the weight version
     that sampled each. Log-probs are those of the distribution sampled from.
     """
+
+    structured = True
 
     def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None:
         super().__init__(config, model=model, folder=folder, version=version)
@@ -55,6 +58,12 @@ class VLLMPolicy(TokenPolicy):
     async def sample(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> Sampled:
         """Sample after `prompt_ids`; cancelling the task aborts the request in the engine."""
         return await self._reachable().sample(prompt_ids, sampling)
+
+    async def stream(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> AsyncGenerator[Piece, None]:
+        """The same, piece by piece; closing the iterator aborts the request in the engine."""
+        async with aclosing(self._reachable().stream(prompt_ids, sampling)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def update_weights(self, directory: Path, version: int) -> None:
         """Serve the weights in `directory` as `version`.
