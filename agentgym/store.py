@@ -10,30 +10,19 @@ Calls may come from any thread; one is done at a time.
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agentgym.errors import InfrastructureError, UsageError
+from agentgym.errors import UsageError
+from agentgym.store_scores import SCORE_SCHEMA, ScoreTables
 from agentgym.types import Sample, Task, Trajectory
 
-FORMAT = 1
-CHUNK = 256  # rows read under one lock
-REMEDIES = {
-    "full": "free some space and resume the run",
-    "locked": "see that nobody else writes to it",
-    "readonly": "make it writable",
-    "unable to open": "see that its folder can be written to",
-    "not a database": "it is damaged: restore it from a copy, or begin a new run",
-    "malformed": "it is damaged: restore it from a copy, or begin a new run",
-}
-
+FORMAT = 2
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE tasks (id TEXT PRIMARY KEY, body BLOB NOT NULL);
@@ -74,84 +63,29 @@ class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
     consumed_life: int | None
 
 
-class Store:
+class Store(ScoreTables):
     """The store of one run folder, for one process at a time."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        if read_only and not path.is_file():
-            raise UsageError(f"no store at {path}: is this a run folder?")
-        self.path = path
-        self._lock = threading.RLock()
-        uri = f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        super().__init__(path, read_only=read_only)
         with self._telling():
-            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30, check_same_thread=False)
             if not read_only:
                 self._prepare()
             found = int(self.meta("format") or 0)
         if found != FORMAT:
             self.close()
-            raise UsageError(
-                f"{path} has format {found}, this agentgym reads format {FORMAT}: use the version that made it"
-            )
+            remedy = "resume the run, which brings it up to date" if found == 1 else "use the version that made it"
+            raise UsageError(f"{path} has format {found}, this agentgym reads format {FORMAT}: {remedy}")
 
     def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")  # what was said to be kept is on the disk
+        """Make the tables of a new file; one of format 1 had none for judging, and gets them."""
         with self.transaction():
-            if self._all("SELECT 1 FROM sqlite_master WHERE name = 'meta'"):
+            if not self._has_table("meta"):
+                self._create(SCHEMA)
+            elif self.meta("format") != "1":
                 return
-            for statement in SCHEMA.split(";"):
-                self._db.execute(statement)
+            self._create(SCORE_SCHEMA)
             self.set_meta("format", str(FORMAT))
-
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        with self._lock:
-            self._db.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All writes inside are kept together or not at all; other threads wait for its end."""
-        with self._telling():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Do it alone; what the disk or another process does to us is told in one line."""
-        with self._lock:
-            try:
-                yield
-            except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
-                    raise
-                remedy = next((said for part, said in REMEDIES.items() if part in str(error)), "resume the run")
-                raise InfrastructureError(f"{self.path}: {error}: {remedy}") from error
-
-    def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        with self._telling():
-            return self._db.execute(query, values).fetchall()
-
-    def _write(self, query: str, values: Sequence[Any] = ()) -> None:
-        with self._telling():
-            self._db.execute(query, values)
-
-    def _rows(self, query: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        """Rows in chunks, so that a long reading keeps nobody waiting."""
-        with self._telling():
-            cursor = self._db.execute(query, values)
-        while True:
-            with self._telling():
-                rows = cursor.fetchmany(CHUNK)
-            if not rows:
-                return
-            yield from rows
 
     # --- small facts ---------------------------------------------------------------------------------------------
 
@@ -194,14 +128,18 @@ class Store:
 
     def add_trajectory(self, trajectory: Trajectory, *, stage: str, step: int, life: int) -> None:
         newest = max((version for turn in trajectory.turns for version in turn.completion.versions), default=-1)
-        self._write(
-            "INSERT OR IGNORE INTO trajectories (id, stage, step, life, group_id, task_id, status, outcome, version, body) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                trajectory.id, stage, step, life, trajectory.group_id, trajectory.task_id, trajectory.status,
-                trajectory.outcome, newest, _encode(trajectory),
-            ),
+        row = (
+            trajectory.id, stage, step, life, trajectory.group_id, trajectory.task_id, trajectory.status,
+            trajectory.outcome, newest, _encode(trajectory),
         )  # fmt: skip
+        query = (
+            "INSERT OR IGNORE INTO trajectories (id, stage, step, life, group_id, task_id, status, outcome, version, body) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        )
+        with self.transaction():
+            self._db.execute(query, row)
+            if stage == "train" and trajectory.outcome is not None:
+                self._add_turns(trajectory)
 
     def trajectories(self, *, stage: str, step: int | None = None, undone: bool = False) -> Iterator[Trajectory]:
         """Trajectories of a stage ("train", "demonstrate", "eval-..."), in the order they were written."""
@@ -240,14 +178,25 @@ class Store:
     # --- what is trained on --------------------------------------------------------------------------------------
 
     def add_sample(
-        self, sample: Sample, *, step: int, advantages: tuple[float | None, ...], rejected: str | None = None
+        self,
+        sample: Sample,
+        *,
+        step: int,
+        advantages: tuple[float | None, ...],
+        rejected: str | None = None,
+        fates: Sequence[str] | None = None,
     ) -> None:
-        """Keep a sample; in a history that was taken back it may have been scored otherwise, which this replaces."""
+        """Keep a sample; in a history that was taken back it may have been scored otherwise, which this replaces.
+
+        `fates` says of each span what its turn is trained by, or why it is not.
+        """
         self._write(
             "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
             "step = excluded.step, advantages = excluded.advantages, rejected = excluded.rejected, body = excluded.body",
             (sample.id, sample.trajectory_id, step, _encode(advantages), rejected, _encode(sample)),
         )
+        if fates is not None:
+            self._decide_turns(sample, fates)
 
     def consume(self, ids: Iterable[str], *, step: int, life: int) -> None:
         """Mark samples as trained on by `step`; one that the surviving history has trained on already is refused."""

@@ -11,6 +11,7 @@ from agentgym.samples import samples_from
 from agentgym.store import Store
 from agentgym.types import Sample, Trajectory, Turn
 from tests.fakes import completion, word_task
+from tests.test_store_scores import judgement
 
 
 def trajectory(id: str, outcome: float | None = 1.0) -> Trajectory:
@@ -133,8 +134,27 @@ def test_another_format_is_refused(tmp_path):
     store = Store(tmp_path / "store.sqlite")
     store.set_meta("format", "99")
     store.close()
-    with pytest.raises(UsageError, match="has format 99, this agentgym reads format 1"):
+    with pytest.raises(UsageError, match="has format 99, this agentgym reads format 2"):
         Store(tmp_path / "store.sqlite")
+
+
+def test_a_store_of_format_1_gets_the_tables_of_judging_when_it_is_written_to(tmp_path):
+    store = Store(tmp_path / "store.sqlite")
+    store.add_trajectory(trajectory("old"), stage="train", step=1, life=0)
+    for table in ("judgements", "judge_cache", "turns"):
+        store._write(f"DROP TABLE {table}")
+    store.set_meta("format", "1")
+    store.close()
+    with pytest.raises(UsageError, match=r"has format 1, .* resume the run, which brings it up to date"):
+        Store(tmp_path / "store.sqlite", read_only=True)
+    again = Store(tmp_path / "store.sqlite")
+    again.add_judgement(judgement("old"))
+    again.close()
+    read = Store(tmp_path / "store.sqlite", read_only=True)
+    assert read.meta("format") == "2"
+    assert read.trajectory("old") == trajectory("old")
+    assert read.judgements("old") == {0: judgement("old")}
+    read.close()
 
 
 def test_a_missing_store_is_refused_when_reading(tmp_path):
