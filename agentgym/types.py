@@ -48,6 +48,13 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
         return {"type": "function", "function": function}
 
 
+class Image(Struct, frozen=True, kw_only=True):
+    """A picture in a message."""
+
+    data: bytes  # as `mime` says
+    mime: str = "image/png"
+
+
 class Message(Struct, frozen=True, kw_only=True):
     """One message of a conversation, in OpenAI's roles."""
 
@@ -56,6 +63,7 @@ class Message(Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    images: tuple[Image, ...] = ()  # shown after the text
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
