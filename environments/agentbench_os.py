@@ -94,7 +94,8 @@ class AgentBenchOSEnv(ShellEnv):
             await self._start(task)
 
     async def _start(self, task: Task) -> None:
-        self.sandbox = open_sandbox(self.kind, Limits(disk_mb=512), image=self.image, workdir=HOME)
+        limits = Limits(disk_mb=512)
+        self.sandbox = open_sandbox(self.kind, limits, image=self.image, workdir=HOME, writable=not self.image)
         await self.sandbox.start()
         if not self.sandbox.isolates:
             raise UsageError("AgentBench's tasks name absolute paths: they need the sandbox bubblewrap or docker")
@@ -102,7 +103,11 @@ class AgentBenchOSEnv(ShellEnv):
             result = await clean(self.sandbox, command)
             if result.timed_out:
                 raise TaskError(f"task {task.id}: its set-up does not end")
+        await self._run_service(task)
+
+    async def _run_service(self, task: Task) -> None:
         if task.data.get("start"):
+            assert self.sandbox is not None
             await self.sandbox.run(f"{task.data['start']} >/dev/null 2>&1")
 
     async def _run_example(self, task: Task | None = None) -> CommandResult:
@@ -123,6 +128,8 @@ class AgentBenchOSEnv(ShellEnv):
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.task is not None and self.sandbox is not None
         evaluation = _evaluation(self.task)
+        await self.sandbox.stop()  # nothing of the agent is alive, and the check has a shell that it never spoke to
+        await self._run_service(self.task)
         if not _asks(evaluation):
             result = await clean(self.sandbox, _check(self.task, evaluation["check"]))
             solved = result.exit_code == 0 and self.commands > 0

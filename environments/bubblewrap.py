@@ -4,6 +4,10 @@ A command sees read-only system directories, its working directory at /work, a p
 the machine's processes. A shell is the first process of a namespace, so that ending it ends all that it started;
 bubblewrap dies with its parent, so that nothing outlives a killed owner. As root, commands run as an unprivileged
 user, in a cgroup, and on a file system of limited size.
+
+The rest of the file system is read-only, or with `writable` a directory of the sandbox's own, on the same file system
+of limited size. What decides how programs run is not part of that: the system's directories, and /etc, which every shell
+finds as new.
 """
 
 from __future__ import annotations
@@ -15,12 +19,13 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from agentgym.environments.folder import Folder
-from agentgym.environments.leftovers import DISK, PREFIX, owner_token
+from agentgym.environments.leftovers import DISK, PREFIX, owner_token, remove_tree
 from agentgym.environments.plain import LocalSandbox
 from agentgym.environments.process import LocalShell
+from agentgym.environments.sandbox import SHM_MB, Limits
 from agentgym.environments.shell import shell_argv
 from agentgym.environments.trees import copy
 from agentgym.errors import SandboxError
@@ -28,23 +33,30 @@ from agentgym.errors import SandboxError
 UNPRIVILEGED = 65534  # nobody
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
+OURS = {Path(place).name for place in SYSTEM} | {"etc", "proc", "dev", "sys", "run", "tmp"}  # never the agent's
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 ISOLATE = [
     "--unshare-all", "--unshare-user", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox", "--die-with-parent",
     "--new-session", "--disable-userns", "--clearenv", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys",
-    "--dev", "/dev",
+    "--dev", "/dev", "--perms", "1777", "--size", str(SHM_MB << 20), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
 ]  # fmt: skip
 SETENV = {"PATH": PATH, "HOME": "/work", "USER": "agent", "LANG": "C.UTF-8", "TERM": "dumb"}
 
 
 class BubblewrapSandbox(LocalSandbox):
-    """Commands run in namespaces of their own; only the working directory and /tmp last from one to the next."""
+    """Commands run in namespaces of their own; the working directory and /tmp last, and `/` where it is `writable`."""
 
     isolates = True
     walls = True
 
+    def __init__(
+        self, limits: Limits, *, run_id: str = "", network: str = "none", workdir: str = "/work", writable: bool = False
+    ) -> None:
+        super().__init__(limits, run_id=run_id, network=network, workdir=workdir)
+        self.writable = writable
+
     @property
-    def owner(self) -> int | None:  # type: ignore[override]
+    def owner(self) -> int | None:
         return UNPRIVILEGED if as_nobody() else None
 
     async def start(self) -> None:
@@ -54,26 +66,39 @@ class BubblewrapSandbox(LocalSandbox):
         await super().start()
         assert self.base is not None
         self.base.chmod(0o711)
-        self._own_dir(self.base / DISK / "tmp")
+        for name in ("tmp", "root") if self.writable else ("tmp",):
+            self._own_dir(self.base / DISK / name)
         (self.base / "passwd").write_text("agent:x:1000:1000::/work:/bin/bash\n")
         (self.base / "group").write_text("agent:x:1000:\n")
 
     async def fork(self) -> Self:
         made = await super().fork()
         assert self.base is not None and made.base is not None
-        source, target = (Folder(base / DISK / "tmp", self.owner) for base in (self.base, made.base))
-        await asyncio.to_thread(copy, source, target)
+        for name in ("tmp", "root") if self.writable else ("tmp",):
+            source, target = (Folder(base / DISK / name, self.owner) for base in (self.base, made.base))
+            try:
+                await asyncio.to_thread(copy, source, target)
+            except BaseException:
+                await made.close()
+                raise
         return made
+
+    def _another(self) -> Self:
+        settings: dict[str, Any] = {"run_id": self.run_id, "network": self.network, "workdir": self.workdir}
+        return type(self)(self.limits, writable=self.writable, **settings)
 
     def _new_shell(self) -> LocalShell:
         disk, base = self._started().root.parent, self.base
+        root = disk / "root" if self.writable else None
+        if root is not None:
+            clear(root, self.workdir)
         mounts = ["--bind", f"{disk}/work", self.workdir, "--bind", f"{disk}/tmp", "/tmp", "--chdir", self.workdir]
         mounts += ["--ro-bind", f"{base}/passwd", "/etc/passwd", "--ro-bind", f"{base}/group", "/etc/group"]
         mounts += ["--share-net"] if self.network == "host" else []
-        mounts += ["--setenv", "HOME", self.workdir]
+        mounts += ["--setenv", "HOME", self.workdir, *([] if root else ["--remount-ro", "/"])]
         argv = shell_argv(self.limits, address_space=self.cgroup is None, count_processes=self.cgroup is None)
         return LocalShell(
-            [*self._enter(), *launcher(as_nobody()), *mounts, *argv],
+            [*self._enter(), *launcher(as_nobody(), root), *mounts, *argv],
             self.cgroup.kill if self.cgroup else lambda: None,  # a namespace ends with its first process
             cwd=disk / "work",
             env={"PATH": PATH},
@@ -81,14 +106,28 @@ class BubblewrapSandbox(LocalSandbox):
         )
 
 
-def launcher(nobody: bool) -> list[str]:
-    """The command line of bubblewrap up to the mounts of one sandbox."""
+def clear(root: Path, workdir: str) -> None:
+    """Make way for what is mounted below `root`, whatever an agent has put there; nothing runs in the sandbox now."""
+    for name in OURS:
+        place = root / name
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        elif place.exists():
+            remove_tree(place)
+    for place in [*reversed((root / workdir.lstrip("/")).parents), root / workdir.lstrip("/")]:
+        if place.is_relative_to(root) and place != root and (place.is_symlink() or not place.is_dir()):
+            place.unlink(missing_ok=True)
+
+
+def launcher(nobody: bool, root: Path | None = None) -> list[str]:
+    """The command line of bubblewrap up to the mounts of one sandbox, whose `/` may be a directory."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxError("bubblewrap is not installed: apt-get install bubblewrap")
     setpriv = ["setpriv", f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups", "--"]
     setenv = [part for name, value in SETENV.items() for part in ("--setenv", name, value)]
-    return [*(setpriv if nobody else []), bwrap, *ISOLATE, *setenv, *_system()]
+    bind = ["--bind", str(root), "/"] if root else []
+    return [*(setpriv if nobody else []), bwrap, *bind, *ISOLATE, *setenv, *_system()]
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.environments.leftovers import LABEL, owner_token
-from agentgym.environments.sandbox import Limits
+from agentgym.environments.sandbox import SHM_MB, Limits
 from agentgym.errors import SandboxError
 from agentgym.types import Struct
 
@@ -18,10 +18,10 @@ BASH = "/bin/bash"
 TIMEOUT_S = 60
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # The first process: a bash adopts and reaps orphans, does what its owner says, and ends with its owner's connection. It
-# heeds no signal that may come from inside.
+# heeds no signal that may come from inside. To "kill" it answers "more" until there was nothing left to kill.
 FIRST = (
     'trap "" 1 2 3 4 5 6 7 8 10 11 12 13 14 15 16; '
-    'while IFS= read -r word; do [[ $word == kill ]] && kill -9 -1 2>/dev/null; echo "$word"; done'
+    'while IFS= read -r word; do [[ $word == kill ]] && kill -9 -1 2>/dev/null && word=more; echo "$word"; done'
 )
 
 
@@ -120,7 +120,7 @@ def _host_config(spec: Spec) -> dict[str, Any]:
         "tmpfs": _tmpfs(spec),
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
-        "shm_size": 16 << 20,
+        "shm_size": SHM_MB << 20,
         "auto_remove": True,
         "log_config": LogConfig(type=LogConfig.types.NONE),
         "ulimits": [

@@ -132,8 +132,9 @@ class DockerSandbox(Sandbox):
         return 137
 
     async def _kill_all(self) -> None:
-        if self.control is None or not await self.control.ask("kill"):
-            raise SandboxError("the container is gone, or does not answer")
+        if self.control is None:
+            raise SandboxError("the container is gone")
+        await self.control.kill_all()
         if self.courier is not None and not self.carrying.locked():
             self.courier.wire.close()
             self.courier = None

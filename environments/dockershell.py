@@ -12,6 +12,7 @@ from typing import Any
 
 from agentgym.environments.process import FLOOD_BYTES, FLOOD_PAUSE_S
 from agentgym.environments.shell import DRAIN_S, Shell
+from agentgym.errors import SandboxError
 
 HEADER = 8  # a frame: the stream's number, three zeros, four bytes of length
 STDOUT, STDERR = 1, 2
@@ -131,17 +132,29 @@ class Control:
         self.ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.wire = Wire(answer, self._take, self._end)
 
-    async def ask(self, word: str, timeout_s: float = 10.0) -> bool:
-        """Have `word` done; False if the container is gone or does not answer."""
+    async def ask(self, word: str, timeout_s: float = 10.0) -> str:
+        """Have `word` done; the answer is empty if the container is gone or does not answer."""
         begun = time.monotonic()
         try:
             await self.wire.send(word.encode() + b"\n")
             asking: asyncio.Future[Any] = asyncio.ensure_future(self.answers.get())
             await asyncio.wait({asking, self.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done() and time.monotonic() - begun < timeout_s:
+                return bytes(asking.result()).decode().strip()
             asking.cancel()
-            return asking.done() and not asking.cancelled() and time.monotonic() - begun < timeout_s
         except OSError:
-            return False
+            pass
+        return ""
+
+    async def kill_all(self) -> None:
+        """End everything but the first process, and come back when all of it is dead. Raises SandboxError."""
+        until = time.monotonic() + SETTLE_S
+        while (answer := await self.ask("kill")) != "kill":
+            if not answer:
+                raise SandboxError("the container is gone, or does not answer")
+            if time.monotonic() > until:
+                raise SandboxError("something in the container cannot be killed")
+            await asyncio.sleep(0.002)
 
     async def tell(self, word: str) -> None:
         """Have `word` done, if the container is there, without waiting for it."""

@@ -1,7 +1,9 @@
-"""A sandbox without walls: commands run as the user, on the machine, in a temporary directory.
+"""A sandbox without walls: commands run on the machine, in a temporary directory.
 
-It isolates nothing. What a command started is found by its process group, by its cgroup where there are any, and by a
-mark in its environment, which survives `setsid` and double forks (though not a process that clears its environment).
+It isolates nothing. Only what would end the machine itself is kept off: commands have a process namespace of their own
+where that can be made, else as root another user (see `fence`). Where there is no namespace, what a command started is
+found by its process group, its cgroup, and a mark in its environment, which survives `setsid` and double forks (though
+not a process that clears its environment).
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import asyncio
 import ctypes
 import functools
 import os
-import shutil
 from abc import abstractmethod
 from pathlib import Path
 from typing import Self
@@ -19,6 +20,7 @@ from msgspec import structs
 
 from agentgym.environments import guard
 from agentgym.environments.cgroups import Cgroup, no_cgroups
+from agentgym.environments.fence import PATH, Fence, fence
 from agentgym.environments.folder import Folder
 from agentgym.environments.leftovers import (
     DISK,
@@ -37,14 +39,12 @@ from agentgym.environments.trees import copy, pack, unpack
 from agentgym.errors import SandboxError
 from agentgym.types import new_id
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MS_NOSUID, MS_NODEV = 2, 4
 
 
 class LocalSandbox(Sandbox):
     """What the sandboxes on this machine share: a directory, host-side access to it, and a shell."""
 
-    owner: int | None = None
     walls = False
 
     def __init__(self, limits: Limits, *, run_id: str = "", network: str = "none", workdir: str = "/work") -> None:
@@ -57,11 +57,17 @@ class LocalSandbox(Sandbox):
         self.cwd = ""
         self.busy = asyncio.Lock()
 
+    @property
+    def owner(self) -> int | None:
+        """The user who owns the working directory, if not us."""
+        return None
+
     async def start(self) -> None:
         try:
             guard.opened(self.id)
             await asyncio.to_thread(sweep_once)
             self.base = new_base()
+            self.base.chmod(0o711 if self.owner is not None else 0o700)
             self.lock = claim(self.base)
             (self.base / "run").write_text(self.run_id)
             self.cgroup = None if no_cgroups() else Cgroup(self.id, self.limits)
@@ -147,7 +153,7 @@ class LocalSandbox(Sandbox):
 
     async def fork(self) -> Self:
         source = self._started()
-        made = type(self)(self.limits, run_id=self.run_id, network=self.network, workdir=self.workdir)
+        made = self._another()
         await made.start()
         try:
             await asyncio.to_thread(copy, source, made.folder)
@@ -155,6 +161,9 @@ class LocalSandbox(Sandbox):
             await made.close()
             raise
         return made
+
+    def _another(self) -> Self:
+        return type(self)(self.limits, run_id=self.run_id, network=self.network, workdir=self.workdir)
 
     async def stop(self) -> None:
         self._started()
@@ -180,14 +189,34 @@ class LocalSandbox(Sandbox):
 
 
 class PlainSandbox(LocalSandbox):
-    """Commands run as plain subprocesses: for trusted work, and where nothing better is there."""
+    """Commands run as plain subprocesses: for trusted work, and where nothing better is there.
+
+    Args:
+        fence: `namespace`, `nobody`, `none`, or the best one that works here.
+    """
+
+    def __init__(self, limits: Limits, *, run_id: str = "", fence: str = "") -> None:
+        super().__init__(limits, run_id=run_id)
+        self.wanted = fence
+        self.fence = Fence(kind="none")
+
+    @property
+    def owner(self) -> int | None:
+        return self.fence.user
+
+    async def start(self) -> None:
+        self.fence = await asyncio.to_thread(fence, self.wanted)
+        await super().start()
+
+    def _another(self) -> Self:
+        return type(self)(self.limits, run_id=self.run_id, fence=self.wanted)
 
     def _new_shell(self) -> LocalShell:
         self.mark = f"{owner_token()}/{self.id}"
         root = self._started().root
         argv = shell_argv(self.limits, address_space=self.cgroup is None, count_processes=False)
         return LocalShell(
-            [*self._enter(), *_tied_to_us(), *argv],
+            [*self._enter(), *self.fence.argv, *argv],
             self._sweep,
             cwd=root,
             env={"PATH": PATH, "HOME": str(root), "LANG": "C.UTF-8", "TERM": "dumb", MARK: self.mark},
@@ -197,14 +226,8 @@ class PlainSandbox(LocalSandbox):
     def _sweep(self) -> None:
         if self.cgroup is not None:
             self.cgroup.kill()
-        kill_marked(self.mark)
-
-
-@functools.cache
-def _tied_to_us() -> tuple[str, ...]:
-    """A prefix that lets the kernel kill the shell when its owner dies."""
-    setpriv = shutil.which("setpriv", path=PATH)
-    return (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
+        if self.fence.kind != "namespace":  # which ends as a whole
+            kill_marked(self.mark)
 
 
 def mount_tmpfs(place: Path, size_mb: int, inodes: int) -> None:

@@ -1,13 +1,19 @@
-"""A shell as a process of this machine: its streams, and the end of everything that it started."""
+"""A shell as a process of this machine: its streams, and the end of everything that it started.
+
+Where a launcher (bubblewrap, unshare) has put the shell into a process namespace, the launcher's child is the first
+process of it: the kernel lets that one end only when all others in the namespace have.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -45,8 +51,13 @@ class LocalShell(Shell):
         self.dry = self.loop.create_future()  # both streams have come to their end
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
+        self.first: list[int] = []  # handles of the launcher's children
         self.handle = os.pidfd_open(self.process.pid)
         self.loop.add_reader(self.handle, self._note_end)
+
+    async def open(self, cwd: str = "") -> None:
+        await super().open(cwd)
+        self.first = children(self.process.pid)
 
     async def send(self, data: bytes) -> None:
         await self.loop.sock_sendall(self.socket, data)
@@ -59,7 +70,17 @@ class LocalShell(Shell):
             if not self.ended.done():
                 raise SandboxError(f"process {self.process.pid} could not be killed")
             self.process.wait()
-        await asyncio.to_thread(self.sweep)
+        await asyncio.to_thread(self._end_rest)
+
+    def _end_rest(self) -> None:
+        until = time.monotonic() + GRACE_S
+        while self.first:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self.first[-1], signal.SIGKILL)
+            if not select.select([self.first[-1]], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise SandboxError("something in the sandbox could not be killed")
+            os.close(self.first.pop())
+        self.sweep()
 
     async def drain(self) -> None:
         if self.ended.done() and not self.dry.done():
@@ -114,6 +135,16 @@ class LocalShell(Shell):
         end = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         if end is not None and not self.ended.done():
             self.ended.set_result(end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status)
+
+
+def children(pid: int) -> list[int]:
+    """Handles of the children of a process that is not reaped; none where the kernel does not list them."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with contextlib.suppress(OSError):
+                found.append(os.pidfd_open(int(child)))
+    return found
 
 
 def _spawn(argv: Sequence[str], stdin: int, cwd: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -17,6 +17,7 @@ from agentgym.registry import nearest
 from agentgym.types import Struct
 
 DEFAULT_IMAGE = "base"  # made from this machine's packages
+SHM_MB = 64  # of /dev/shm
 KINDS = ("auto", "bubblewrap", "docker", "plain")
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,10 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End everything that runs in it; the files stay, and the next command has a new shell."""
+        """End everything that runs in it; the files stay, and the next command has a new shell.
+
+        When it returns, nothing that was started inside is alive. Raises SandboxError if something cannot be killed.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -152,8 +156,9 @@ def open_sandbox(
         run_id: written on everything that it makes, so that what a killed run left can be told.
         trusted: whether the task is; plain refuses one that is not.
         workdir: what the working directory is called inside; plain has it under a temporary name.
-        writable: with docker, whether the image's files can be changed, and `workdir` is the image's own directory; else
-            the system is read-only and the working directory starts empty.
+        writable: whether more than the working directory and /tmp can be changed. With docker these are the image's
+            files, and `workdir` is the image's own directory; else the system is read-only and the working directory
+            starts empty. With bubblewrap it is `/`, empty but for the system's directories, which stay read-only.
         user: with docker, the user (uid:gid) that commands run as.
         warm: with docker, how many containers like this one are kept ready; needs a running event loop.
 
@@ -188,7 +193,7 @@ def open_sandbox(
             raise UsageError("the plain sandbox has no walls and takes no untrusted task: install bubblewrap or docker")
         warn_not_isolated(problem)
         return PlainSandbox(limits, run_id=run_id)
-    return BubblewrapSandbox(limits, run_id=run_id, network=network, workdir=workdir)
+    return BubblewrapSandbox(limits, run_id=run_id, network=network, workdir=workdir, writable=writable)
 
 
 @functools.cache

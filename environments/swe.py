@@ -107,6 +107,8 @@ class SWEEnv(ShellEnv):
         await self.sandbox.run(f'export PATH="$PWD/{PLACE}/bin:$PATH" GIT_PAGER=cat PAGER=cat')
 
     async def _judge(self, said: str) -> tuple[float, Info]:
+        assert self.sandbox is not None
+        await self.sandbox.stop()
         try:
             patch = await self.patch()
         except SandboxError as error:

@@ -1,11 +1,11 @@
 """Task folders of the Harbor and terminal-bench kinds: a terminal whose tests come after the agent is gone.
 
 A task's `data` says where the folder is and what its description file says (see the reader in the task sets). The
-agent is stopped, the files are forked, and only then the tests, from a copy that the agent never saw, are laid out
-and run; the folder for the verifier's reward is emptied before.
+agent and all that it runs are killed, then the files are forked, and only then the tests, from a copy that the agent
+never saw, are laid out and run; the folder for the verifier's reward is emptied before.
 
 An image is used where the task or the caller names one. Otherwise the Dockerfile is followed as far as that is possible
-without Docker: files are copied, commands run, installations left out; then only the working directory and /tmp last.
+without Docker: files are copied, commands run, installations left out.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TaskFolderEnv(ShellEnv):
         given = _read(task)
         image = self.image or given.image
         self.given = msgspec.structs.replace(given, image=image)
-        self.sandbox = open_sandbox(self.kind, LIMITS, image=image, workdir=given.workdir)
+        self.sandbox = open_sandbox(self.kind, LIMITS, image=image, workdir=given.workdir, writable=True)
         await self.sandbox.start()
         if not self.sandbox.isolates:
             raise UsageError("task folders name absolute paths: they need the sandbox bubblewrap or docker")
@@ -113,12 +113,13 @@ class TaskFolderEnv(ShellEnv):
 
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.sandbox is not None
+        await self.sandbox.stop()  # nothing of the agent is alive when its files are copied, and the copy is the tests'
         try:
             fork = await self.sandbox.fork()
         except SandboxError as error:
             return await self._spoilt(error)
         try:
-            await self._stop()  # the agent and all that it runs, before anything of the tests is there
+            await self._stop()
             result = await _run_tests(fork, self.given)
             reward, info = await self._reward(fork, result)
         finally:

@@ -69,6 +69,7 @@ class TerminalEnv(ShellEnv):
 
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.task is not None and self.sandbox is not None
+        await self.sandbox.stop()  # what is judged is what the agent left, not what it is still writing
         after = await self.sandbox.snapshot()
         verdicts = grade(self.task, self.before, after)
         solved = all(verdict.ok for verdict in verdicts)

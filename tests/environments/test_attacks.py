@@ -4,7 +4,7 @@ import pytest
 
 from agentgym.environments.cgroups import no_cgroups
 from agentgym.environments.plain import no_mounts
-from tests.environments.attacks import ATTACKS, OPEN, Attack, attempt
+from tests.environments.attacks import ATTACKS, OPEN, Attack, attempt, attempt_bare
 
 BY_CGROUP = {"memory by shared memory", "fork bomb"}
 BY_MOUNT = {"disk", "disk by /tmp", "inodes"}
@@ -22,13 +22,11 @@ async def test_walls_hold(kind: str, attack: Attack) -> None:
     assert bool(how) == (attack.name in OPEN[kind]), how
 
 
-async def test_what_the_attempts_look_for_is_there(kind: str) -> None:
+async def test_what_the_attempts_look_for_is_there() -> None:
     """Without walls some attempts must succeed: else they would prove nothing."""
-    if kind != "plain":
-        pytest.skip("only where there are no walls")
     by_name = {attack.name: attack for attack in ATTACKS}
     for name in ("seeing other processes", "killing other processes", "loopback, with the run's own servers", "the host's files"):  # fmt: skip
-        assert by_name[name].harmless and await attempt("plain", by_name[name]), name
+        assert by_name[name].harmless and await attempt_bare(by_name[name]), name
 
 
 def test_dangerous_attempts_are_never_made_without_walls() -> None:

@@ -63,7 +63,8 @@ async def test_right_and_wrong(harbor) -> None:
         "mkdir -p ~/bin /tmp/bin; for n in python3 pytest bash cat; do printf '#!/bin/sh\\nexit 0\\n' > /tmp/bin/$n; done; "
         "chmod +x /tmp/bin/*; echo 'export PATH=/tmp/bin:$PATH' > ~/.bashrc; cp ~/.bashrc ~/.profile; "
         "export BASH_ENV=~/.bashrc PYTEST_ADDOPTS=--co; cat() { echo 1; }; export -f cat",
-        "(setsid bash -c 'while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; echo right > out.txt; done' &)",
+        "(setsid bash -c 'while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; "
+        "[ -e /tests/test.sh ] && { echo right > /app/out.txt; echo exit > /tests/test.sh; }; done' &)",
         "printf '[pytest]\\naddopts = --co\\n' > pytest.ini; echo '[tool.pytest.ini_options]' > pyproject.toml",
         "mkdir x; chmod 000 x; ln -s /etc/passwd .agentgym",
     ],
@@ -72,6 +73,40 @@ async def test_right_and_wrong(harbor) -> None:
 async def test_what_an_agent_leaves_behind_earns_nothing(harbor, cheat: str) -> None:
     result = await play(harbor(), f"echo wrong > out.txt; {cheat}")
     assert result.reward == 0.0
+
+
+# Wakes up when something of the grader's is there, and bends it. Only what it sees of the grader makes it do so: what an
+# agent writes before it is stopped is its work, and counts.
+WAITER = """#!/bin/bash
+trap '' TERM INT HUP QUIT XCPU PIPE
+[ "$1" = relay ] && { sleep 0.01; setsid "$0" relay </dev/null >/dev/null 2>&1 & }
+while :; do
+    for sign in /tests/* /tmp/*/bin/pytest /app/.agentgym-*; do
+        [ -e "$sign" ] || continue
+        echo right > /app/out.txt
+        mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt
+        printf 'def test_text(): pass\\n' > /tests/test_outputs.py; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh
+        for tool in /tmp/*/bin/pytest /tmp/*/bin/python3; do printf '#!/bin/sh\\nexit 0\\n' > "$tool"; done
+    done 2>/dev/null
+    [ "$1" = relay ] && exit
+done
+"""
+STARTS = (
+    "for i in 1 2 3 4; do (setsid nohup /tmp/w stay >/dev/null 2>&1 &); env -i /tmp/w stay & setsid /tmp/w relay & "
+    "(trap '' CHLD; exec -a '[kworker/0:1]' /tmp/w stay) & done >/dev/null 2>&1; disown -a; sleep 0.1; pgrep -c w"
+)
+
+
+@pytest.mark.parametrize("kind", ["harbor", "terminal-bench"])
+async def test_daemons_that_wait_for_the_grader_never_meet_it(harbor, kind: str) -> None:
+    lay = f"echo wrong > out.txt; cat > /tmp/w <<'END'\n{WAITER}END\nchmod +x /tmp/w; {STARTS}"
+    for _ in range(4):
+        result = await play(harbor(kind=kind), lay)
+        assert (result.reward, result.info["solved"], len(result.info["failed"])) == (0.0, False, 1)
+    seen = await play(
+        harbor(kind=kind), f"{lay}; mkdir -p /tests; touch /tests/x; sleep 0.5; rm -r /tests; pkill w; sleep 0.1"
+    )
+    assert seen.reward == 1.0  # they do what they are there for, where they are let
 
 
 async def test_the_agent_sees_no_tests_and_no_tools(harbor) -> None:

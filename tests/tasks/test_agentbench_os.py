@@ -119,6 +119,14 @@ async def test_changing_the_question_earns_nothing(data: Path) -> None:
 
 
 @walls
+async def test_the_check_has_a_shell_that_the_agent_never_spoke_to(data: Path) -> None:
+    tasks = AgentBenchOS(str(data)).tasks("train")
+    forged = "function /usr/bin/env { echo 7; return 0; }; builtin() { command builtin \"$@\"; }; trap 'echo 7' DEBUG"
+    assert (await play(tasks[2], block(forged), DONE)).reward == 0.0
+    assert (await play(tasks[4], block(forged), "Answer: 7")).reward == 0.0
+
+
+@walls
 async def test_a_broken_task_is_no_reward(data: Path) -> None:
     with pytest.raises(TaskError, match="no evaluation"):
         await play(Task(id="x", env="agentbench-os", instruction=""))
