@@ -9,8 +9,15 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from agentgym.errors import ConfigError
+from agentgym.registry import JUDGES
 from agentgym.types import Exchange, Judgement
+
+if TYPE_CHECKING:
+    from agentgym.policy import Policy
+    from agentgym.schema import Config
 
 Vote = int | None  # +1, 0, -1; None: not valid
 
@@ -24,6 +31,47 @@ class Judge(ABC):
 
     async def close(self) -> None:
         """Free everything; safe to call twice."""
+
+
+class JudgeCache(Protocol):
+    """Where answers that were paid for are kept: a run's store, or a `MemoryCache`. It may be called from any thread."""
+
+    def cached(self, key: str) -> str | None:
+        """What was kept under `key`, the hash of a question's whole content."""
+
+    def cache(self, key: str, value: str) -> None:
+        """Keep an answer; the first one stands."""
+
+
+class MemoryCache:
+    """A cache that lives as long as it is held."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def cached(self, key: str) -> str | None:
+        return self.kept.get(key)
+
+    def cache(self, key: str, value: str) -> None:
+        self.kept.setdefault(key, value)
+
+
+def make_judge(config: Config, *, ask: Policy | None = None, cache: JudgeCache | None = None) -> Judge | None:
+    """The judge of `judge.kind`; None for `none`.
+
+    Args:
+        ask: the run's own engine, for `llm` without a `judge.url`.
+        cache: keeps the answers of `llm`, so that no question is paid for twice.
+
+    Raises:
+        ConfigError: settings that cannot work: a malformed rule, a URL without a model, a key that is not there.
+    """
+    if config.judge.kind == "none":
+        return None
+    if config.judge.kind == "verifier" and config.hints.source == "judge":
+        raise ConfigError("hints.source=judge: judge.kind=verifier writes no hints: set hints.source=environment")
+    judge: Judge = JUDGES.load(config.judge.kind)(config, ask=ask, cache=cache)
+    return judge
 
 
 def majority_vote(votes: Sequence[Vote]) -> int | None:

@@ -138,8 +138,13 @@ class JudgeConfig:
     concurrency: int = knob(16, "`llm`: calls at once")
     history_chars: int = knob(4000, "`llm`: characters of history shown, head and tail")
     next_state_chars: int = knob(4000, "`llm`: characters of the response and of the next state shown, head and tail")
+    bind: bool = knob(
+        True,
+        "`llm`: only an answer that repeats its call's random code counts; false for an endpoint that cannot, whose whole answer is then taken for its own",
+    )
     rules: list[Any] = knob(
-        [], "`rules`: mappings with `score` and one of `matches` (a regular expression over the next state), `path` ..."
+        [],
+        "`rules`: mappings, tried in order: `score` (-1, 0, 1) and/or `hint` if all of its conditions hold: `matches` (a regular expression, with `where`: `next_state`, `response` or `task`, `role`, `ignore_case`) and `path` (such as `info.exit_code`) with `equals`, `above`, `below` or `exists`; see docs/learning.md",
     )
 
 
@@ -150,6 +155,7 @@ class HintsConfig:
     source: str = knob("environment", "`environment`, `judge`, or `both`")
     max_hints: int = knob(3, "distinct candidates kept per turn; the teacher makes one forward pass for each")
     min_chars: int = knob(11, "shorter ones are dropped")
+    max_chars: int = knob(600, "longer ones are cut off")
     template: str = knob("\n\nHint: {hint}", "appended to the last user message of the teacher's prompt")
 
 
