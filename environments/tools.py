@@ -152,7 +152,7 @@ def state_of(instance: Any) -> Any:
     return plain({name: value for name, value in vars(instance).items() if not name.startswith("_")})
 
 
-class ToolSet:
+class Toolbox:
     """The tools of one episode, by name.
 
     Args:
@@ -161,7 +161,7 @@ class ToolSet:
         max_chars: of a result that the model reads; head and tail are kept.
 
     Example:
-        box = ToolSet([Functions(add)])
+        box = Toolbox([Functions(add)])
         await box.start()
         result = await box.call(ToolCall(id="1", name="add", arguments='{"a": 1}'))
         await box.close()

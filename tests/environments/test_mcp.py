@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentgym.environments.tools import ToolSet, sources_from
+from agentgym.environments.tools import Toolbox, sources_from
 from agentgym.errors import InfrastructureError, TaskError
 from agentgym.types import ToolCall
 
@@ -22,7 +22,7 @@ HTTP = {"command": [sys.executable, SERVER, "{port}"], "url": "http://127.0.0.1:
 
 
 def toolset(spec, **options):
-    return ToolSet(sources_from([{"mcp": spec}]), **options)
+    return Toolbox(sources_from([{"mcp": spec}]), **options)
 
 
 def call(name, **arguments):

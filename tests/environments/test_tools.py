@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentgym.environments.tool_schema import Signature, parse_docstring
 from agentgym.environments.tool_values import Misfit, differences, fit, plain, same, serialise
-from agentgym.environments.tools import Functions, Stateful, ToolFailed, ToolSet, sources_from, state_of
+from agentgym.environments.tools import Functions, Stateful, ToolFailed, Toolbox, sources_from, state_of
 from agentgym.errors import EngineError, InfrastructureError, TaskError, UsageError
 from agentgym.types import ToolCall
 
@@ -249,7 +249,7 @@ async def refuse_async(how: str) -> None:
 
 
 async def opened(*sources, **options):
-    tools = ToolSet(sources, **options)
+    tools = Toolbox(sources, **options)
     await tools.start()
     return tools
 
