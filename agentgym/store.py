@@ -20,7 +20,7 @@ import msgspec
 
 from agentgym.errors import UsageError
 from agentgym.store_scores import SCORE_SCHEMA, ScoreTables
-from agentgym.types import Sample, Task, Trajectory
+from agentgym.types import WITH_OUTCOME, Sample, Task, Trajectory
 
 FORMAT = 2
 SCHEMA = """
@@ -138,7 +138,7 @@ class Store(ScoreTables):
         )
         with self.transaction():
             self._db.execute(query, row)
-            if stage == "train" and trajectory.outcome is not None:
+            if stage == "train" and trajectory.status in WITH_OUTCOME:
                 self._add_turns(trajectory)
 
     def trajectories(self, *, stage: str, step: int | None = None, undone: bool = False) -> Iterator[Trajectory]:

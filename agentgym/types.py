@@ -15,6 +15,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 # How an episode ended. `completed` and `truncated` have an outcome; the others never are a reward.
 Status = Literal["completed", "truncated", "infrastructure", "task", "cancelled"]
+WITH_OUTCOME: tuple[Status, ...] = ("completed", "truncated")
 FinishReason = Literal["stop", "length", "abort"]
 
 

@@ -13,9 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.env import Env, Info
+from agentgym.judge import Judge
 from agentgym.policy import Policy, PolicyAddress, Session
 from agentgym.task import TaskSet
-from agentgym.types import Completion, Message, Observation, Prompt, Sampling, StepResult, Task
+from agentgym.types import (
+    Completion,
+    Exchange,
+    Judgement,
+    Message,
+    Observation,
+    Prompt,
+    Sampling,
+    StepResult,
+    Task,
+)
 
 
 class EchoEnv(Env):
@@ -134,6 +145,35 @@ class Letters(TaskSet):
             Task(id=f"letters/{split}/{index}", env="letters", instruction=f"{index}", family="letters", split=split)
             for index in range(64 if split == "train" else 16)
         ]
+
+
+class ScriptedJudge(Judge):
+    """Says of an exchange what `answer` does: a score, or (score, hints); an exception is raised; None scores nothing."""
+
+    def __init__(self, answer: Callable[[Exchange], Any] = lambda exchange: 1, wait_s: float = 0.0) -> None:
+        self.answer, self.wait_s = answer, wait_s
+        self.asked: list[tuple[str, int]] = []
+        self.closed = 0
+
+    async def __call__(self, exchange: Exchange) -> Judgement:
+        self.asked.append((exchange.trajectory_id, exchange.turn))
+        await asyncio.sleep(self.wait_s)
+        said = self.answer(exchange)
+        if isinstance(said, Exception):
+            raise said
+        score, hints = said if isinstance(said, tuple) else (said, ())
+        return Judgement(
+            trajectory_id=exchange.trajectory_id, turn=exchange.turn, judge="scripted", score=score, hints=hints,
+            votes=() if score is None else (score,), reason="nothing to say" if score is None else "",
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def hinted(prompt: Prompt, served: tuple[int, ...], hints: Sequence[str]) -> list[tuple[int, ...] | None]:
+    """The teacher's prompts of `TokenPolicy`: the prompt as served, and the hint after it, one token per character."""
+    return [(*served, *(ord(c) for c in hint)) for hint in hints]
 
 
 class StubbornEnv(EchoEnv):

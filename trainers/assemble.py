@@ -1,111 +1,147 @@
-"""From groups of trajectories to scored samples, and what there is to say about them."""
+"""From groups of trajectories to scored samples: what each turn is worth, and what it is trained by.
+
+A turn counts once: by its advantage (the RL term), by its hints (the OPD term), by both, or by neither; then its tokens
+are masked, and why is told. A group is worth keeping if any of its turns has a non-zero advantage or an accepted hint.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from typing import Literal, cast
 
 import msgspec
-import numpy as np
 
 from agentgym.collect import Collected
 from agentgym.config import AlgorithmConfig
-from agentgym.samples import repetition, samples_from
-from agentgym.trainers.credit import group_advantages
-from agentgym.types import Group, ScoredSample, Trajectory
+from agentgym.samples import samples_from, untrained_reason
+from agentgym.trainers.credit import group_advantages, step_wise
+from agentgym.types import WITH_OUTCOME, Group, Judgement, Sample, ScoredSample, Trajectory, Turn
+
+NO_SPREAD, NO_HINT, UNSCORED = "group without spread", "no hint", "unscored"  # why a turn has no term of the loss
+
+Advantages = list[float | None]  # one per turn of a trajectory
+Prompts = tuple[tuple[int, ...], ...]  # of the teacher, for one turn
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
-    """The samples of one step: those to train on, and those rejected with the reason."""
+    """The samples of one step: those to train on, and those rejected with the reason.
+
+    `fates` says for each sample (by id) and each of its spans what the turn is trained by ("hint and score", "hint
+    only", "score only"), or why it is not.
+    """
 
     ready: tuple[ScoredSample, ...]
     rejected: tuple[tuple[ScoredSample, str], ...]
+    fates: dict[str, tuple[str, ...]] = {}
 
 
-def advantages_of(group: Group, algorithm: AlgorithmConfig) -> list[float | None]:
-    """One advantage per member; None for a member without an outcome, which does not count for the others either."""
-    return group_advantages([member.outcome for member in group.trajectories], algorithm.estimator)
+def advantages_of(group: Group, algorithm: AlgorithmConfig) -> list[Advantages]:
+    """The advantage of each turn of each member, None where it has none.
+
+    A member without an outcome has none, and does not count for the others either. `step_wise` compares turns by
+    outcome and score, and an unscored turn has none; the other estimators compare outcomes, and a turn has its episode's.
+    """
+    members = group.trajectories
+    if algorithm.estimator != "step_wise":
+        per_member = group_advantages([member.outcome for member in members], algorithm.estimator)
+        return [[advantage] * len(member.turns) for member, advantage in zip(members, per_member, strict=True)]
+    judged = group.judgements or ((),) * len(members)
+    scores = [_scores(member, judgements) for member, judgements in zip(members, judged, strict=True)]
+    outcomes = [member.outcome for member in members]
+    singleton = cast(Literal["group", "raw"], algorithm.singleton)
+    return step_wise(outcomes, scores, step_coef=algorithm.step_coef, singleton=singleton)
 
 
-def has_spread(group: Group, algorithm: AlgorithmConfig) -> bool:
-    """Whether any member of the group has something to learn from (a non-zero advantage)."""
-    return any(advantage for advantage in advantages_of(group, algorithm))
+def is_useful(group: Group, algorithm: AlgorithmConfig) -> bool:
+    """Whether there is anything to learn from a group: a non-zero advantage, or an accepted hint, of any turn."""
+    hinted = any(judgement.hinted for judgements in group.judgements for judgement in judgements)
+    return bool(algorithm.w_opd and hinted) or bool(algorithm.w_rl and _spread(advantages_of(group, algorithm)))
 
 
 def assemble(collected: Collected, algorithm: AlgorithmConfig) -> Assembled:
     """Score every sample of `collected`; each is either ready or rejected, none is left out."""
     ready: list[ScoredSample] = []
     rejected: list[tuple[ScoredSample, str]] = []
+    fates: dict[str, tuple[str, ...]] = {}
     for group in (*collected.groups, *collected.dropped):
         advantages_G = advantages_of(group, algorithm)
-        spread = any(advantages_G)
-        for member, advantage in zip(group.trajectories, advantages_G, strict=True):
-            samples, reasons = samples_from(member, algorithm)
-            for sample in samples:
-                scored = ScoredSample(sample=sample, advantages=(advantage or 0.0,) * len(sample.spans))
-                reason = _rejection(member, advantage, spread, any(sample.mask), reasons)
-                if reason:
-                    rejected.append((scored, reason))
-                else:
+        judged = group.judgements or ((),) * len(group.trajectories)
+        credit = Credit(algorithm=algorithm, spread=_spread(advantages_G))
+        for member, advantages, judgements in zip(group.trajectories, advantages_G, judged, strict=True):
+            for scored, found in credit.given(member, advantages, judgements):
+                fates[scored.sample.id] = found
+                if any(scored.sample.mask):
                     ready.append(scored)
-    return Assembled(ready=tuple(ready), rejected=tuple(rejected))
+                else:
+                    rejected.append((scored, found[0]))
+    return Assembled(ready=tuple(ready), rejected=tuple(rejected), fates=fates)
 
 
-def _rejection(
-    member: Trajectory, advantage: float | None, spread: bool, trainable: bool, reasons: Sequence[str]
-) -> str | None:
-    if advantage is None:
-        return member.status
-    if not spread:
-        return "group without spread"
-    if not trainable:
-        return reasons[0] if reasons else "nothing to train on"
-    return None
+class Credit(msgspec.Struct, frozen=True, kw_only=True):
+    """How the turns of one group are credited; `spread`: any of them has a non-zero advantage."""
+
+    algorithm: AlgorithmConfig
+    spread: bool
+
+    def given(
+        self, member: Trajectory, advantages: Sequence[float | None], judgements: Sequence[Judgement]
+    ) -> list[tuple[ScoredSample, tuple[str, ...]]]:
+        """The samples of a member, what is not trained on masked, with the fate of each of their turns.
+
+        Turns of a group without spread that are trained by hints have no part in the mean of the RL term.
+        """
+        turns = {turn.index: turn for turn in member.turns}
+        values = dict(zip(turns, advantages, strict=True))
+        prompts: dict[int, Prompts] = {}
+        if self.algorithm.w_opd and member.status in WITH_OUTCOME:
+            prompts = {judgement.turn: judgement.hinted for judgement in judgements if judgement.hinted}
+        found = []
+        for sample in samples_from(member, self.algorithm)[0]:
+            spans = [span.turn for span in sample.spans]
+            fates = tuple(self._fate(member, turns[k], values[k], bool(prompts.get(k))) for k in spans)
+            trained = [fate in TERMS for fate in fates]
+            scored = ScoredSample(
+                sample=_masked(sample, trained),
+                advantages=tuple(values[k] if self.spread or not any(trained) else None for k in spans),
+                hinted=tuple(
+                    prompts.get(k, ()) if fate in HINTED else () for k, fate in zip(spans, fates, strict=True)
+                ),
+            )
+            if not any(scored.hinted):
+                scored = msgspec.structs.replace(scored, hinted=())
+            found.append((scored, fates))
+        return found
+
+    def _fate(self, member: Trajectory, turn: Turn, advantage: float | None, hint: bool) -> str:
+        """What a turn is trained by, or why it is not."""
+        if member.status not in WITH_OUTCOME:
+            return member.status
+        score = bool(self.algorithm.w_rl) and self.spread and advantage is not None
+        if not (score or hint):
+            return NO_HINT if not self.algorithm.w_rl else UNSCORED if advantage is None else NO_SPREAD
+        reason = untrained_reason(turn.completion, self.algorithm)
+        return reason or TERM[score, hint]
 
 
-def collection_metrics(collected: Collected, assembled: Assembled) -> dict[str, float]:
-    """What the episodes of a step were like; shares are of responses or of episodes, in [0, 1]."""
-    trajectories = collected.trajectories
-    outcomes = [member.outcome for member in trajectories if member.outcome is not None]
-    turns = [turn for member in trajectories for turn in member.turns]
-    completions = [turn.completion for turn in turns]
-    reasons = Counter(reason for _, reason in assembled.rejected)
-    metrics = {
-        "reward_mean": _mean(outcomes),
-        "reward_std": float(np.std(outcomes)) if outcomes else 0.0,
-        "groups": len(collected.groups),
-        "groups_dropped": len(collected.dropped),
-        "episodes": len(trajectories),
-        "turns_mean": _mean([len(member.turns) for member in trajectories]),
-        "response_length": _mean([len(completion.ids) for completion in completions]),
-        "truncated_share": _mean([completion.finish_reason == "length" for completion in completions]),
-        "repetition_share": _mean([repetition(completion.ids) for completion in completions]),
-        "mixed_share": _mean([completion.mixed for completion in completions]),
-        "parse_error_share": _mean([bool(turn.info.get("parse_error")) for turn in turns]),
-        "infrastructure_share": _mean([member.status == "infrastructure" for member in trajectories]),
-        "task_error_share": _mean([member.status == "task" for member in trajectories]),
-        "samples": len(assembled.ready),
-        "samples_rejected": len(assembled.rejected),
-    }
-    for reason, number in reasons.items():
-        metrics[f"rejected/{reason.replace(' ', '_')}"] = number
-    return metrics
+TERM = {(True, True): "hint and score", (False, True): "hint only", (True, False): "score only"}
+TERMS, HINTED = set(TERM.values()), {"hint and score", "hint only"}
 
 
-def staleness(samples: Sequence[ScoredSample], made_by: dict[int, int]) -> dict[str, float]:
-    """How many weights behind the newest those were that sampled the trained tokens; `made_by`: version to step.
-
-    The same weights count once: they get a new version number when a run is resumed, and a step may make none.
-    """
-    rank = {step: index for index, step in enumerate(sorted(set(made_by.values())))}
-    behind = [
-        len(rank) - 1 - rank[made_by[version]]
-        for scored in samples
-        for version, mask in zip(scored.sample.versions, scored.sample.mask, strict=True)
-        if mask
-    ]
-    return {"staleness_mean": _mean(behind), "staleness_max": float(max(behind, default=0))}
+def _scores(member: Trajectory, judgements: Sequence[Judgement]) -> list[float | None]:
+    """The score of each turn of a member that has an outcome."""
+    scores = {judgement.turn: judgement.score for judgement in judgements}
+    counted = member.status in WITH_OUTCOME
+    return [scores.get(turn.index) if counted else None for turn in member.turns]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if len(values) else 0.0
+def _spread(advantages_G: Sequence[Advantages]) -> bool:
+    return any(advantage for advantages in advantages_G for advantage in advantages)
+
+
+def _masked(sample: Sample, trained: Sequence[bool]) -> Sample:
+    """The sample with the tokens masked of each span that is not trained on."""
+    mask = list(sample.mask)
+    for span, kept in zip(sample.spans, trained, strict=True):
+        if not kept:
+            mask[span.start : span.end] = [0] * (span.end - span.start)
+    return sample if tuple(mask) == sample.mask else msgspec.structs.replace(sample, mask=tuple(mask))

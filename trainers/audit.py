@@ -1,7 +1,8 @@
 """An audit of everything that a run trained on: its books are made anew from the trajectories and compared.
 
-Samples, masks, advantages, rejections and consumptions all follow from the trajectories and the config. What the store
-says of them must be what they give; and what a trajectory says of its tokens must fit the weight versions.
+Samples, masks, advantages, rejections and consumptions all follow from the trajectories, the judgements of their turns
+and the config. What the store says of them must be what they give; and what a trajectory says of its tokens must fit the
+weight versions, what a judgement says must fit its trajectory.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import msgspec
 
 from agentgym.collect import Collected
 from agentgym.config import Config
+from agentgym.judge import majority_vote
 from agentgym.store import Store, StoredSample
 from agentgym.trainers.assemble import assemble
 from agentgym.types import Group, Sample, ScoredSample, Trajectory
@@ -43,7 +45,7 @@ def audit(store: Store, config: Config) -> Audit:
     expected: dict[str, Expected] = {}
     for step in range(1, last + 1):
         groups, wrong = _groups(store, step, config.rollout.group_size)
-        problems += wrong
+        problems += wrong + [said for group in groups for said in _judgement_problems(group)]
         made = assemble(Collected(groups=groups), config.algorithm)
         for scored, reason in [*((scored, None) for scored in made.ready), *made.rejected]:
             expected[scored.sample.id] = Expected(scored=scored, step=step, rejected=reason)
@@ -83,11 +85,32 @@ def _groups(store: Store, step: int, size: int) -> tuple[tuple[Group, ...], list
             )
         if len({member.task_id for member in found}) > 1:
             problems.append(f"{id}: its episodes are of different tasks")
-    groups = [
-        Group(id=id, task_id=found[0].task_id, trajectories=tuple(sorted(found, key=lambda member: member.seed)))
-        for id, found in sorted(members.items())
-    ]
+    groups = []
+    for id, found in sorted(members.items()):
+        ordered = tuple(sorted(found, key=lambda member: member.seed))
+        judgements = tuple(tuple(store.judgements(member.id).values()) for member in ordered)
+        groups.append(Group(id=id, task_id=found[0].task_id, trajectories=ordered, judgements=judgements))
     return tuple(groups), problems
+
+
+def _judgement_problems(group: Group) -> list[str]:
+    """Where a judgement is of no turn, or contradicts its own votes."""
+    found = []
+    for member, judgements in zip(group.trajectories, group.judgements, strict=True):
+        turns = {turn.index for turn in member.turns}
+        for judgement in judgements:
+            where = f"{member.id}, turn {judgement.turn}"
+            if judgement.turn not in turns:
+                found.append(f"{where}: judged, but there is no such turn")
+            if judgement.score is None and not judgement.reason:
+                found.append(f"{where}: unscored without a reason")
+            if judgement.votes and judgement.score != majority_vote(judgement.votes):
+                found.append(f"{where}: the score {judgement.score} is not the majority of {judgement.votes}")
+            if judgement.hinted and len(judgement.hinted) != len(judgement.hints):
+                found.append(
+                    f"{where}: {len(judgement.hints)} hints, but {len(judgement.hinted)} of the teacher's prompts"
+                )
+    return found
 
 
 def _differences(entry: StoredSample, wanted: Expected) -> list[str]:

@@ -16,10 +16,12 @@ from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool, cancel, training_sampling
 from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
+from agentgym.scoring import Scorer
 from agentgym.trainers import checkpoint
-from agentgym.trainers.assemble import Assembled, assemble, collection_metrics, has_spread, staleness
+from agentgym.trainers.assemble import Assembled, assemble, is_useful
 from agentgym.trainers.guard import check_guards, measure_gap
 from agentgym.trainers.process import LearnerProcess
+from agentgym.trainers.signals import collection_metrics, staleness
 from agentgym.types import Group
 
 T = TypeVar("T")
@@ -44,12 +46,14 @@ class Training:
         stream: TaskStream,
         *,
         step: int = 0,
+        scorer: Scorer | None = None,
         evaluate: Callable[[int], Awaitable[float]] | None = None,
         progress: Progress = lambda what, done, total: None,
     ) -> None:
         self.run, self.config = run, run.config
         self.policy, self.pool, self.learner, self.stream = policy, pool, learner, stream
         self.step = self.saved = step
+        self.scorer = scorer or Scorer(None, run.store, run.config, run.stored)
         self.evaluate = evaluate
         self.progress = progress
         self.collecting: dict[int, asyncio.Task[Collected]] = {}
@@ -121,34 +125,40 @@ class Training:
             lambda number: self.group(step, number),
             wanted=rollout.groups_per_step,
             limit=round(rollout.groups_per_step * max(1.0, rollout.oversample)),
-            useful=lambda group: has_spread(group, self.config.algorithm),
+            useful=lambda group: is_useful(group, self.config.algorithm),
             first=await self.run.stored(self.run.store.groups_started, step),
             progress=lambda done, total: self.run.show(
-                {f"collecting/{step}": [done, total], "pool": self.pool.executor.stats()}
+                {f"collecting/{step}": [done, total], "pool": self.pool.executor.stats(), "judge": self.scorer.stats()}
             ),
         )
 
     async def group(self, step: int, number: int) -> Group:
-        """Run the episodes of a group that the store does not have: all of them, unless an earlier life was stopped."""
+        """Run the episodes of a group that the store does not have: all of them, unless an earlier life was stopped.
+
+        Each is judged as soon as it has ended, beside those that still run; the group is whole when all are judged.
+        """
         run, size = self.run, self.config.rollout.group_size
         id = f"train-s{step:05d}-g{number:03d}"
         position = await run.stored(run.store.start_group, id, step=step, number=number)
+        task = self.stream.at(position)
         found = {trajectory.seed: trajectory for trajectory in await run.stored(run.store.members, id)}
         requests = [
             EpisodeRequest(
                 id=f"{id}-m{member}-L{run.life}",
                 group_id=id,
-                task=self.stream.at(position),
+                task=task,
                 seed=position * 1009 + member,
                 sampling=training_sampling(self.config.rollout),
             )
             for member in range(size)
         ]
+        self.scorer.take(found.values(), task)
         async for trajectory in self.pool.episodes([request for request in requests if request.seed not in found]):
             await run.stored(run.store.add_trajectory, trajectory, stage="train", step=step, life=run.life)
             found[trajectory.seed] = trajectory
-        members = tuple(found[request.seed] for request in requests)
-        return Group(id=id, task_id=members[0].task_id, trajectories=members)
+            self.scorer.take([trajectory], task)
+        group = Group(id=id, task_id=task.id, trajectories=tuple(found[request.seed] for request in requests))
+        return await self.scorer.judged(group)
 
     async def learn(self, assembled: Assembled) -> dict[str, float]:
         """Train on the samples and serve the new weights."""
@@ -165,10 +175,11 @@ class Training:
         """Write the samples and which step consumed them, in one transaction; resume undoes it with the checkpoint."""
         store, step = self.run.store, self.step
         with store.transaction():
-            for scored in assembled.ready:
-                store.add_sample(scored.sample, step=step, advantages=scored.advantages)
-            for scored, reason in assembled.rejected:
-                store.add_sample(scored.sample, step=step, advantages=scored.advantages, rejected=reason)
+            for scored, reason in [*((scored, None) for scored in assembled.ready), *assembled.rejected]:
+                store.add_sample(
+                    scored.sample, step=step, advantages=scored.advantages, rejected=reason,
+                    fates=assembled.fates[scored.sample.id],
+                )  # fmt: skip
             store.consume((scored.sample.id for scored in assembled.ready), step=step, life=self.run.life)
 
 

@@ -139,6 +139,8 @@ def in_words(doing: dict[str, Any]) -> dict[str, str]:
     pool = doing.get("pool", {})
     if pool:
         found["pool"] = ", ".join(f"{name} {value:g}" for name, value in pool.items())
+    if judge := doing.get("judge", {}):
+        found["judge"] = ", ".join(f"{value} turns {name}" for name, value in judge.items())
     return found
 
 
