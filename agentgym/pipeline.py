@@ -15,8 +15,9 @@ import msgspec
 
 from agentgym.collect import TaskStream
 from agentgym.config import Config
-from agentgym.errors import TaskError, UsageError
+from agentgym.errors import ConfigError, TaskError, UsageError
 from agentgym.evaluate import SOLVED, Evaluation, evaluate, select_tasks
+from agentgym.judge import make_judge
 from agentgym.models import resolve_model
 from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool, training_sampling
@@ -25,6 +26,7 @@ from agentgym.results import write_result
 from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
 from agentgym.samples import samples_from
+from agentgym.scoring import Scorer
 from agentgym.types import Sampling, Task
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def load_tasks(config: Config, split: str) -> Sequence[Task]:
 
 
 def check_start(config: Config, progress: Callable[[str], None] = lambda remark: None) -> Path:
-    """Check what can be checked before anything is written: engine, tasks, environment, model; returns its folder.
+    """Check what can be checked before anything is written: engine, tasks, environment, judge, model; returns its folder.
 
     Raises:
         UsageError: one of them cannot be.
@@ -82,7 +84,27 @@ def check_start(config: Config, progress: Callable[[str], None] = lambda remark:
     for split in ("train", "test"):
         tasks = load_tasks(config, split)
     ENVIRONMENTS.make(tasks[0].env, **config.env.options)
+    check_judging(config)
     return resolve_model(config.model.path, progress=progress)
+
+
+def check_judging(config: Config) -> None:
+    """Check that whoever scores turns can, and that there is a judge where scores or hints are wanted.
+
+    Raises:
+        ConfigError: a setting cannot work, or needs another.
+    """
+    from agentgym.policies.scripted import ScriptedPolicy
+
+    algorithm = config.algorithm
+    if config.judge.kind == "none" and algorithm.estimator == "step_wise":
+        raise ConfigError("algorithm.estimator=step_wise compares scored turns: set judge.kind=verifier, rules or llm")
+    if config.judge.kind == "none" and algorithm.w_opd:
+        raise ConfigError(
+            f"algorithm.w_opd={algorithm.w_opd:g} distils from hints, and nobody gives any: set judge.kind=verifier (for "
+            "those of the environment), rules or llm; or algorithm.w_opd=0"
+        )
+    make_judge(config, ask=ScriptedPolicy(["0"]))
 
 
 class Pipeline:
@@ -163,11 +185,25 @@ class Pipeline:
         stream = TaskStream(self.training, self.config.seed)
         with self._timed("train"):
             await measure_gap(self.run, pool, learner, stream)
-            training = Training(
-                self.run, policy, pool, learner, stream, step=step, progress=self.progress,
-                evaluate=lambda step: self._success_at(pool, step),
-            )  # fmt: skip
-            await training.train()
+            async with self._scoring(policy) as scorer:
+                training = Training(
+                    self.run, policy, pool, learner, stream, step=step, progress=self.progress, scorer=scorer,
+                    evaluate=lambda step: self._success_at(pool, step),
+                )  # fmt: skip
+                await training.train()
+
+    @asynccontextmanager
+    async def _scoring(self, policy: ServingPolicy) -> AsyncIterator[Scorer]:
+        """Whoever judges turns, and makes the teacher's prompts if one is asked; freed whatever happens."""
+        run, config = self.run, self.config
+        judge = make_judge(config, ask=policy, cache=run.store)
+        scorer = Scorer(
+            judge, run.store, config, run.stored, getattr(policy, "hinted", None) if config.algorithm.w_opd else None
+        )
+        try:
+            yield scorer
+        finally:
+            await asyncio.shield(scorer.close())
 
     async def _warm_start(self, learner: LearnerProcess, base: Path) -> None:
         """Supervised training on what the oracle does: its episodes, token by token."""
@@ -176,7 +212,9 @@ class Pipeline:
 
         settings, run = self.config.warm_start, self.run
         with self._timed("warm_start"):
-            oracle = RolloutPool(OraclePolicy(ChatTemplate(base, self.config.model.chat_template)), self.config)
+            model = self.config.model
+            template = ChatTemplate(base, model.chat_template, model.tool_format)
+            oracle = RolloutPool(OraclePolicy(template), self.config)
             tasks = self.training[: settings.examples]
             run.store.add_tasks(tasks)
             sampling = training_sampling(self.config.rollout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -52,6 +53,33 @@ GUARDS: tuple[tuple[str, str, dict[str, str], bool], ...] = (
 )
 
 
+# What the judge, its hints and the teacher say; the same form.
+SIGNALS: tuple[tuple[str, str, dict[str, str], bool], ...] = (
+    (
+        "Turns",
+        "per step, by what trains them",
+        {
+            "turns/hint_and_score": "hint and score",
+            "turns/hint_only": "hint only",
+            "turns/score_only": "score only",
+            "turns/neither": "not trained",
+        },
+        False,
+    ),
+    ("Judged", "share of turns", {"scored_share": "scored", "hinted_share": "with a hint"}, True),
+    ("Score", "mean of -1, 0 and +1", {"score_mean": "score"}, False),
+    ("Votes", "entropy in nats; 0: of one mind", {"vote_entropy": "entropy"}, False),
+    (
+        "Judge against verifier",
+        "share of the turns of which both say something",
+        {"judge_agreement": "agree", "judge_right_plus": "+1 right", "judge_right_minus": "-1 right"},
+        True,
+    ),
+    ("Hints", "share of candidates", {"hint_acceptance": "accepted"}, True),
+)
+REASONS = {"rejected": "samples not trained on", "unscored": "turns unscored", "hints_refused": "hints refused"}
+
+
 def write_report(folder: str | Path, examples: Mapping[str, Sequence[Trajectory]] | None = None) -> Path:
     """Write `report.html` into a run folder and return its path.
 
@@ -74,7 +102,9 @@ def render(result: Result, lines: Lines, config: str, examples: Mapping[str, Seq
         _outcome(result),
         _section("Learning", _learning(result, lines)),
         _section("By family", _families(result.get("families") or {})),
-        _section("Guard rails", "".join(_guards(lines)), "grid"),
+        _section("Judge and hints", "".join(_charts(SIGNALS, lines)) if _judged(lines) else "", "grid"),
+        _section("What was left out", _reasons(lines)),
+        _section("Guard rails", "".join(_charts(GUARDS, lines)), "grid"),
         _section("Episodes", "".join(_episodes(heading, found) for heading, found in examples.items())),
         _section("Settings", _settings(result, config)),
     ]
@@ -204,7 +234,7 @@ def _evaluation_interval(result: Result, rate: float | None) -> Sequence[float]:
     return stats.wilson_95(round(rate * n), n)
 
 
-def _guards(lines: Lines) -> list[str]:
+def _charts(charts: Sequence[tuple[str, str, dict[str, str], bool]], lines: Lines) -> list[str]:
     return [
         line_chart(
             title,
@@ -212,8 +242,24 @@ def _guards(lines: Lines) -> list[str]:
             note=note,
             percent=share,
         )
-        for title, note, keys, share in GUARDS
+        for title, note, keys, share in charts
     ]
+
+
+def _judged(lines: Lines) -> bool:
+    return any("turns_judged" in line for line in lines)
+
+
+def _reasons(lines: Lines) -> str:
+    """Why samples, turns and hints were left out, summed over the steps."""
+    found: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        for key, value in line.items():
+            kind, _, reason = key.partition("/")
+            if kind in REASONS and value:
+                found[kind, reason] += round(value)
+    rows = [(REASONS[kind], reason.replace("_", " "), str(number)) for (kind, reason), number in found.most_common()]
+    return _table(("what", "why", "number"), rows)
 
 
 def _families(families: Mapping[str, Mapping[str, float]]) -> str:

@@ -77,6 +77,14 @@ class ScoreTables(Database):
         with self._telling():
             self._db.executemany("INSERT OR REPLACE INTO turns VALUES (?, ?, ?, ?)", rows)
 
+    def fates(self) -> dict[str, tuple[str, ...]]:
+        """What each sample's turns are trained by, or why they are not, in order; of samples whose fate was kept."""
+        found: dict[str, list[str]] = {}
+        query = "SELECT sample_id, fate FROM turns WHERE sample_id IS NOT NULL ORDER BY trajectory_id, turn"
+        for id, fate in self._rows(query):
+            found.setdefault(id, []).append(fate)
+        return {id: tuple(fates) for id, fates in found.items()}
+
     def turn_counts(self) -> TurnCounts:
         """How far the turns of the surviving history are."""
         query = """

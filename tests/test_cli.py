@@ -22,6 +22,7 @@ from agentgym.store import Store
 from agentgym.trainers import checkpoint
 from agentgym.types import Task, Trajectory
 from tests.letters import register
+from tests.test_store_scores import judgement, two_spans, two_turns
 
 
 def agentgym(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -199,6 +200,33 @@ def test_a_status_fits_a_screen(call, capsys, a_run):
     assert call("status", str(a_run), "--all") == 0
     everything = capsys.readouterr().out
     assert "much" in everything and "reason 8" in everything
+
+
+@pytest.mark.parametrize("kind", ["none", "verifier"])
+def test_a_status_says_how_far_the_turns_are_and_why_some_get_no_further(call, capsys, tmp_path, kind):
+    run = Run.create(load_config("quickstart", [f"judge.kind={kind}"]), tmp_path / "run")
+    for id in ("a", "b", "c"):
+        run.store.add_trajectory(two_turns(id), stage="train", step=1, life=0)
+    if kind != "none":
+        run.store.add_judgement(judgement("a", 0, hints=("look at the header",)))
+        run.store.add_judgement(judgement("a", 1, None, reason="no valid vote: a timeout"))
+        run.store.add_judgement(judgement("b", 0))
+    run.store.add_sample(two_spans("a"), step=1, advantages=(0.5, None), fates=("hint and score", "unscored"))
+    run.store.consume(["a/0"], step=1, life=0)
+    run.close()
+    assert call("status", str(run.folder), "--json") == 0
+    found = json.loads(capsys.readouterr().out)["turns"]
+    assert (found["collected"], found["trained"], found["rejected"]) == (6, {"hint and score": 1}, {"unscored": 1})
+    assert call("status", str(run.folder)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    if kind == "none":
+        assert (found["waiting"], found["ready"]) == (0, 4)
+        assert "6 collected, 4 ready, 1 trained (1 hint and score)" in shown
+    else:
+        assert (found["waiting"], found["scored"], found["hinted"], found["ready"]) == (3, 2, 1, 1)
+        assert "3 waiting for the judge, 2 scored, 1 hinted, 1 ready, 1 trained (1 hint and score)" in shown
+        assert "1 unscored: no valid vote: a timeout" in shown
+    assert "1 not trained: unscored" in shown
 
 
 def test_an_evaluation_of_a_run_takes_the_runs_own_tasks_unless_told_otherwise(a_run):

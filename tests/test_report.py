@@ -62,6 +62,20 @@ def run_folder(tmp_path):
     return tmp_path
 
 
+def test_a_judged_run_shows_its_signals_and_what_was_left_out(run_folder):
+    assert "Judge and hints" not in write_report(run_folder).read_text()
+    with MetricsWriter(run_folder) as metrics:
+        for step, refused in ((5, 2), (6, 3)):
+            metrics.write(
+                step, turns_judged=8.0, scored_share=0.75, hinted_share=0.25, vote_entropy=0.3, judge_agreement=0.9,
+                hint_acceptance=0.5, **{"turns/hint_only": 2.0, "hints_refused/too_short": refused, "unscored/no_valid_vote": 1},
+            )  # fmt: skip
+    page = write_report(run_folder).read_text()
+    for words in ("Judge and hints", "Judge against verifier", "What was left out", "hints refused", "too short"):
+        assert words in page
+    assert "<td>too short</td><td>5</td>" in page
+
+
 def test_the_page_says_what_the_run_showed(run_folder):
     page = write_report(run_folder).read_text()
     for words in ("quickstart, seed 3", "+36.5", "+25.0 to +48.0", "60.4%", "create", "Learning curve"):

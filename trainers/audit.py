@@ -16,7 +16,7 @@ from agentgym.config import Config
 from agentgym.judge import majority_vote
 from agentgym.store import Store, StoredSample
 from agentgym.trainers.assemble import assemble
-from agentgym.types import Group, Sample, ScoredSample, Trajectory
+from agentgym.types import Group, Judgement, Sample, ScoredSample, Trajectory
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +35,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True):
     scored: ScoredSample
     step: int
     rejected: str | None
+    fates: tuple[str, ...]
 
 
 def audit(store: Store, config: Config) -> Audit:
@@ -45,17 +46,21 @@ def audit(store: Store, config: Config) -> Audit:
     expected: dict[str, Expected] = {}
     for step in range(1, last + 1):
         groups, wrong = _groups(store, step, config.rollout.group_size)
-        problems += wrong + [said for group in groups for said in _judgement_problems(group)]
+        problems += wrong
         made = assemble(Collected(groups=groups), config.algorithm)
         for scored, reason in [*((scored, None) for scored in made.ready), *made.rejected]:
-            expected[scored.sample.id] = Expected(scored=scored, step=step, rejected=reason)
+            id = scored.sample.id
+            expected[id] = Expected(scored=scored, step=step, rejected=reason, fates=made.fates[id])
     problems += [f"{id}: its trajectory gives no such sample" for id in stored.keys() - expected.keys()]
+    fates = store.fates()
     versions = {entry["version"]: entry for entry in store.versions()}
     for id, wanted in expected.items():
         if id not in stored:
             problems.append(f"{id}: neither trained on nor rejected: it is not in the store")
             continue
         problems += _differences(stored[id], wanted) + _shape_problems(wanted.scored.sample)
+        if fates.get(id, wanted.fates) != wanted.fates:
+            problems.append(f"{id}: its turns were trained by {fates[id]}, but should be by {wanted.fates}")
         if wanted.rejected is None:
             problems += _version_problems(wanted, versions)
     consumed = [entry for entry in stored.values() if entry.consumed_step is not None]
@@ -88,28 +93,28 @@ def _groups(store: Store, step: int, size: int) -> tuple[tuple[Group, ...], list
     groups = []
     for id, found in sorted(members.items()):
         ordered = tuple(sorted(found, key=lambda member: member.seed))
-        judgements = tuple(tuple(store.judgements(member.id).values()) for member in ordered)
-        groups.append(Group(id=id, task_id=found[0].task_id, trajectories=ordered, judgements=judgements))
+        kept = [store.judgements(member.id) for member in ordered]
+        for member, judgements in zip(ordered, kept, strict=True):
+            problems += _judgement_problems(member, judgements)
+        judged = tuple(tuple(judgements.values()) for judgements in kept)
+        groups.append(Group(id=id, task_id=found[0].task_id, trajectories=ordered, judgements=judged))
     return tuple(groups), problems
 
 
-def _judgement_problems(group: Group) -> list[str]:
+def _judgement_problems(member: Trajectory, judgements: dict[int, Judgement]) -> list[str]:
     """Where a judgement is of no turn, or contradicts its own votes."""
     found = []
-    for member, judgements in zip(group.trajectories, group.judgements, strict=True):
-        turns = {turn.index for turn in member.turns}
-        for judgement in judgements:
-            where = f"{member.id}, turn {judgement.turn}"
-            if judgement.turn not in turns:
-                found.append(f"{where}: judged, but there is no such turn")
-            if judgement.score is None and not judgement.reason:
-                found.append(f"{where}: unscored without a reason")
-            if judgement.votes and judgement.score != majority_vote(judgement.votes):
-                found.append(f"{where}: the score {judgement.score} is not the majority of {judgement.votes}")
-            if judgement.hinted and len(judgement.hinted) != len(judgement.hints):
-                found.append(
-                    f"{where}: {len(judgement.hints)} hints, but {len(judgement.hinted)} of the teacher's prompts"
-                )
+    turns = {turn.index for turn in member.turns}
+    for turn, judgement in judgements.items():
+        where = f"{member.id}, turn {turn}"
+        if turn not in turns or (judgement.trajectory_id, judgement.turn) != (member.id, turn):
+            found.append(f"{where}: the judgement is of another turn, or of none")
+        if judgement.score is None and not judgement.reason:
+            found.append(f"{where}: unscored without a reason")
+        if judgement.votes and judgement.score != majority_vote(judgement.votes):
+            found.append(f"{where}: the score {judgement.score} is not the majority of {judgement.votes}")
+        if judgement.hinted and len(judgement.hinted) != len(judgement.hints):
+            found.append(f"{where}: {len(judgement.hints)} hints, but {len(judgement.hinted)} of the teacher's prompts")
     return found
 
 

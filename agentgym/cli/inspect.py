@@ -22,6 +22,7 @@ from agentgym.metrics import read_metrics
 from agentgym.results import evaluation_table
 from agentgym.run import owner_of, read_config, read_json
 from agentgym.store import Store
+from agentgym.store_scores import TurnCounts
 
 Folder = Annotated[Path, typer.Argument(help="a run folder")]
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
@@ -31,9 +32,9 @@ MOST_FAILURES = 3
 LONGEST_REASON = 100  # characters
 USEFUL = (
     "reward_mean", "eval_success", "groups", "groups_dropped", "samples", "samples_rejected", "response_length",
-    "truncated_share", "parse_error_share", "infrastructure_share", "kl", "entropy", "gap_mean", "importance_mean",
-    "clip_share", "staleness_mean", "grad_norm", "tokens_per_second", "wait_seconds", "collect_seconds",
-    "train_seconds", "publish_seconds",
+    "scored_share", "hinted_share", "judge_agreement", "truncated_share", "parse_error_share", "infrastructure_share",
+    "kl", "entropy", "gap_mean", "importance_mean", "clip_share", "staleness_mean", "grad_norm", "tokens_per_second",
+    "wait_seconds", "collect_seconds", "train_seconds", "publish_seconds",
 )  # fmt: skip
 
 
@@ -74,7 +75,8 @@ def _shown(run: Path, everything: bool) -> Group:
     lines += [f"  success {stage} (step {steps[stage]}): {rate:.1%}" for stage, rate in found["evaluations"].items()]
     lines += _episode_lines(found["episodes"])
     if found["samples"]:
-        lines.append("samples: " + ", ".join(f"{number} {state}" for state, number in found["samples"].items()))
+        lines.append("samples: " + _listed(found["samples"]))
+    lines += _turn_lines(found["turns"], everything)
     failures = list(found["failures"].items())
     shown = failures if everything else failures[:MOST_FAILURES]
     lines += [f"  {number} x {reason if everything else reason[:LONGEST_REASON]}" for reason, number in shown]
@@ -83,12 +85,50 @@ def _shown(run: Path, everything: bool) -> Group:
     return Group(Text("\n".join(lines)), *_metrics(found["last"], everything))
 
 
+def _turn_lines(turns: dict[str, Any], everything: bool) -> list[str]:
+    """How far the turns are on their way from episode to training, and why some get no further."""
+    if not turns["collected"]:
+        return []
+    judged = (
+        f"{turns['waiting']} waiting for the judge, {turns['scored']} scored, {turns['hinted']} hinted, "
+        if turns["judging"]
+        else ""
+    )
+    by = f" ({_listed(turns['trained'])})" if turns["trained"] else ""
+    trained = sum(turns["trained"].values())
+    lines = [f"turns: {turns['collected']} collected, {judged}{turns['ready']} ready, {trained} trained{by}"]
+    for what, key in (("not trained", "rejected"), ("unscored", "unscored")):
+        reasons = list(turns[key].items())
+        shown = reasons if everything else reasons[:MOST_FAILURES]
+        lines += [f"  {number} {what}: {reason if everything else reason[:LONGEST_REASON]}" for reason, number in shown]
+        if len(reasons) > len(shown):
+            lines.append(f"  and {len(reasons) - len(shown)} more reasons (--all)")
+    return lines
+
+
+def _listed(numbers: dict[str, int]) -> str:
+    return ", ".join(f"{number} {what}" for what, number in numbers.items())
+
+
+def _turns(counts: TurnCounts, judging: bool) -> dict[str, Any]:
+    """How many turns wait for the judge, are scored and hinted, are ready, were trained; and why the others were not."""
+    judged = counts.judged if judging else counts.collected
+    return {
+        "judging": judging,
+        "collected": counts.collected,
+        "waiting": counts.collected - judged,
+        "scored": counts.scored,
+        "hinted": counts.hinted,
+        "ready": sum(counts.ready.values()) + max(0, judged - counts.assembled),
+        "trained": counts.trained,
+        "rejected": counts.rejected,
+        "unscored": counts.unscored,
+    }
+
+
 def _episode_lines(episodes: dict[str, dict[str, int]]) -> list[str]:
     """One line for each stage and what became of its episodes."""
-    return [
-        f"episodes of {stage}: " + ", ".join(f"{number} {fate}" for fate, number in fates.items())
-        for stage, fates in episodes.items()
-    ]
+    return [f"episodes of {stage}: {_listed(fates)}" for stage, fates in episodes.items()]
 
 
 def _metrics(last: dict[str, Any], everything: bool) -> list[Any]:
@@ -192,6 +232,7 @@ def _status(run: Path) -> dict[str, Any]:
     progress = read_json(run / "progress.json") or {}
     store = Store(run / "store.sqlite", read_only=True)
     episodes, failures, samples = store.counts(), store.failures(), store.sample_counts()
+    turns = _turns(store.turn_counts(), config.judge.kind != "none")
     store.close()
     lines = read_metrics(run)
     owner = owner_of(run)
@@ -208,6 +249,7 @@ def _status(run: Path) -> dict[str, Any]:
         "evaluated_at": {stage: evaluation.step for stage, evaluation in evaluations.items()},
         "episodes": episodes,
         "samples": samples,
+        "turns": turns,
         "failures": failures,
         "last": lines[-1] if lines else {},
     }

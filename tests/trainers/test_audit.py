@@ -9,8 +9,9 @@ import pytest
 from agentgym.run import read_config
 from agentgym.store import Store
 from agentgym.trainers.audit import Audit, audit
-from agentgym.types import Sample, Trajectory
-from tests.trainers.test_loop import train
+from agentgym.types import Judgement, Sample, Trajectory
+from tests.fakes import ScriptedJudge
+from tests.trainers.test_loop import HYBRID, opinion, train
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,58 @@ TAMPERING = {
         "episodes with",
     ),
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained_hybrid(tmp_path_factory):
+    judge = ScriptedJudge(opinion)
+    run, *_ = asyncio.run(
+        train(tmp_path_factory.mktemp("hybrid"), 3, 1, 0.001, 0.0, *HYBRID, judge=judge, turns=2)
+    )  # fmt: skip
+    return run.folder
+
+
+def change_judgement(store: Store, where: str, **changes) -> None:
+    query = f"SELECT trajectory_id, turn, body FROM judgements WHERE {where} LIMIT 1"
+    id, turn, body = store._all(query)[0]
+    changed = msgspec.structs.replace(msgspec.msgpack.decode(body, type=Judgement), **changes)
+    store._write(
+        "UPDATE judgements SET body = ? WHERE trajectory_id = ? AND turn = ?",
+        (msgspec.msgpack.encode(changed), id, turn),
+    )
+
+
+JUDGED = "trajectory_id IN (SELECT trajectory_id FROM samples WHERE rejected IS NULL)"
+OTHERWISE = {
+    "a score": (lambda s: change_judgement(s, f"score = 1 AND {JUDGED}", score=-1.0, votes=(-1,)), "advantages"),
+    "a score against its votes": (lambda s: change_judgement(s, f"score = 1 AND {JUDGED}", score=-1.0), "majority"),
+    "a hint gone": (lambda s: change_judgement(s, f"hints > 0 AND {JUDGED}", hints=(), hinted=()), "mask differ|advantages|should be by"),
+    "a prompt of the teacher gone": (lambda s: change_judgement(s, f"hints > 0 AND {JUDGED}", hinted=((1,), (2,))), "teacher's prompts"),
+    "judgements gone": (lambda s: s._write("DELETE FROM judgements"), "should be"),
+    "a turn that never was": (
+        lambda s: s._write("INSERT INTO judgements SELECT trajectory_id, 99, score, hints, reason, body FROM judgements LIMIT 1"),
+        "of another turn, or of none",
+    ),
+    "no reason": (lambda s: change_judgement(s, f"score IS NULL AND {JUDGED}", reason=""), "without a reason"),
+}  # fmt: skip
+
+
+def test_an_honest_hybrid_run_has_no_problems(trained_hybrid):
+    found = looked_at(trained_hybrid)
+    assert found.problems == ()
+    assert found.trained > 0
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_tampering_with_judgements_is_found(trained_hybrid, tmp_path, what):
+    shutil.copytree(trained_hybrid, tmp_path / "run")
+    tamper, says = OTHERWISE[what]
+    store = Store(tmp_path / "run" / "store.sqlite")
+    tamper(store)
+    store.close()
+    problems = looked_at(tmp_path / "run").problems
+    assert problems
+    assert any(part in problem for problem in problems for part in says.split("|")), problems[:3]
 
 
 def test_an_honest_run_has_no_problems(folder):
