@@ -173,7 +173,7 @@ class GuiEnv(Env):
             await pages.revive()
         except PageCrashed:
             error = await self._crashed(pages)
-        await self._recovering(pages, pages.site.tick(pages))
+        await self._recovering(pages, pages.site.tick(pages, action.name))
         return clean(error)
 
     async def _see(self, pages: Pages, error: str = "") -> tuple[str, tuple[Image, ...]]:

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from agentgym.environments.gui_browser import BrowserProcess
 from agentgym.environments.gui_network import Network
@@ -34,6 +34,17 @@ MAX_NOTES = 10
 TURN = """() => new Promise(done => { const c = new MessageChannel(); c.port1.onmessage = () => done(1);
 c.port2.postMessage(0) })"""
 GONE = ("context was destroyed", "navigat", "detached", "Target page", "Target closed", "closed")
+
+
+Box = tuple[int, int, int, int]  # x, y, width, height in the viewport
+
+
+class Node(NamedTuple):
+    """One line of a page's accessibility tree."""
+
+    depth: int
+    text: str  # without its box
+    box: Box | None  # None: that of its parent
 
 
 class ActionError(Exception):
@@ -59,6 +70,7 @@ class Pages:
         self.browser, self.site, self.timeout_s = browser, site, timeout_s
         self.network = Network(site)
         self.tabs: list[Page] = []
+        self.nodes: list[Node] = []  # the shown page as it was last looked at
         self.notes: list[str] = []  # what happened, for the policy
         self.dialog: Dialog | None = None
         self.chooser: FileChooser | None = None
@@ -87,6 +99,8 @@ class Pages:
         self._context.on("requestfailed", self._failed)
         try:
             async with asyncio.timeout(LOAD_S):
+                if self.site.init_script:
+                    await self._context.add_init_script(self.site.init_script)
                 if self.site.frozen_clock:
                     await self._context.clock.install(time=0)
                     await self._context.clock.pause_at(1000)

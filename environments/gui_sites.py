@@ -37,6 +37,7 @@ class Site(ABC):
     start = "http://site.localhost/"
     viewport = (1024, 768)  # pixels
     frozen_clock = False  # the pages' clock stands still but for `tick`
+    init_script = ""  # runs in every page before its own
     keeps_state = True  # a page that was lost can be opened anew: what counts is on the server
     without: frozenset[str] = frozenset()  # actions that make no sense here
 
@@ -56,8 +57,8 @@ class Site(ABC):
     async def ready(self, pages: Pages) -> None:
         """Called once, when the first page has loaded."""
 
-    async def tick(self, pages: Pages) -> None:
-        """Called after each action, before the policy looks."""
+    async def tick(self, pages: Pages, action: str) -> None:
+        """Called after each action, by name, before the policy looks."""
 
     async def over(self, pages: Pages) -> bool:
         """Whether the site itself has ended the episode."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import NamedTuple
 
-from agentgym.environments.gui_pages import ActionError, Pages
+from agentgym.environments.gui_pages import ActionError, Box, Node, Pages
 from agentgym.types import Image
 
 LINE = 240  # characters of one line
@@ -24,17 +23,6 @@ QUOTED = re.compile(r"- '((?:[^']|'')*)'(.*)", re.DOTALL)  # how YAML quotes a k
 MIMES = {"jpeg": "image/jpeg", "png": "image/png"}
 
 
-Box = tuple[int, int, int, int]  # x, y, width, height in the viewport
-
-
-class Node(NamedTuple):
-    """One line of the tree."""
-
-    depth: int
-    text: str  # without its box
-    box: Box | None  # None: that of its parent
-
-
 async def look(pages: Pages, limit: int, *, points: bool = False) -> str:
     """The shown page as text of at most `limit` characters.
 
@@ -43,7 +31,8 @@ async def look(pages: Pages, limit: int, *, points: bool = False) -> str:
     """
     raw = await _tree(pages)
     width, height = pages.site.viewport
-    return render(parse(raw), limit, (width, height), points=points)
+    pages.nodes = parse(raw)
+    return render(pages.nodes, limit, (width, height), points=points)
 
 
 async def _tree(pages: Pages) -> str:
