@@ -23,6 +23,7 @@ from agentgym.schema import (
     EngineConfig,
     EnvConfig,
     EvaluationConfig,
+    GatewayConfig,
     GuardConfig,
     HintsConfig,
     JudgeConfig,
@@ -64,12 +65,19 @@ POSITIVE = (
     "trainer.learning_rate", "trainer.max_grad_norm", "trainer.updates_per_batch", "trainer.micro_batch_tokens",
     "trainer.ranks", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.step_timeout_s",
     "warm_start.epochs", "warm_start.batch_size", "warm_start.learning_rate", "evaluation.attempts", "guard.gap_every",
+    "gateway.max_body_mib", "gateway.max_messages", "gateway.max_message_chars", "gateway.body_timeout_s",
+    "gateway.send_timeout_s", "gateway.session_timeout_s", "gateway.regenerate_s", "gateway.max_sessions",
 )  # fmt: skip
 
 
 RANGES = {
     "seed": (0, 2**31 - 1),
     "engine.port": (0, 65535),
+    "gateway.port": (0, 65535),
+    "gateway.max_tokens": (0, 10**9),
+    "gateway.requests_per_minute": (0, 10**9),
+    "gateway.concurrency": (0, 10**9),
+    "gateway.retention_days": (0, 10**6),
     "engine.gpu_memory": (0.01, 1),
     "evaluation.temperature": (0, 100),
     "evaluation.n_tasks": (0, 10**9),
@@ -99,8 +107,8 @@ RANGES = {
 
 # What a run may change when it goes on; all else decides what its data mean.
 RESUMABLE = (
-    "trainer.", "guard.", "engine.", "evaluation.every", "rollout.concurrency", "rollout.workers", "rollout.worker_",
-    "rollout.max_staleness", "rollout.retries", "rollout.oversample", "rollout.reset_timeout_s", "rollout.step_timeout_s",
+    "trainer.", "guard.", "engine.", "gateway.", "evaluation.every", "rollout.concurrency", "rollout.workers",
+    "rollout.worker_", "rollout.max_staleness", "rollout.retries", "rollout.oversample", "rollout.reset_timeout_s", "rollout.step_timeout_s",
     "rollout.close_timeout_s", "name", "dir",
 )  # fmt: skip
 
@@ -237,6 +245,6 @@ def _one_line(error: Exception) -> str:
 
 
 __all__ = [
-    "PRESETS", "AlgorithmConfig", "Config", "EngineConfig", "EnvConfig", "EvaluationConfig", "GuardConfig", "HintsConfig", "JudgeConfig", "ModelConfig", "RolloutConfig", "TasksConfig", "TeacherConfig", "TrainerConfig", "WarmStartConfig",
+    "PRESETS", "AlgorithmConfig", "Config", "EngineConfig", "EnvConfig", "EvaluationConfig", "GatewayConfig", "GuardConfig", "HintsConfig", "JudgeConfig", "ModelConfig", "RolloutConfig", "TasksConfig", "TeacherConfig", "TrainerConfig", "WarmStartConfig",
     "check_config", "check_resumable", "find_config", "knobs", "load_config", "to_yaml",
 ]  # fmt: skip

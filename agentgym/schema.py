@@ -23,6 +23,10 @@ class ModelConfig:
     )
     max_length: int = knob(1024, "context length in tokens, prompt and responses together")
     chat_template: str = knob("", "path of a Jinja chat template that replaces the model's own; empty: the model's own")
+    tool_format: str = knob(
+        "auto",
+        "how the model writes tool calls: `hermes`, `qwen_xml`, `llama3`, `mistral`, `json`, `openai`; `auto`: as its chat template says",
+    )
 
 
 @dataclass
@@ -230,6 +234,38 @@ class GuardConfig:
 
 
 @dataclass
+class GatewayConfig:
+    """The endpoint that `agentgym serve` offers (docs/gateway.md)."""
+
+    host: str = knob("127.0.0.1", "where it listens; other machines can reach it only if there are keys")
+    port: int = knob(8000, "0 takes a free one")
+    model_names: list[str] = knob([], "further names of the model that clients may ask for; `*`: any name")
+    keys: str = knob("", "file of hashed API keys (`agentgym serve CONFIG --new-key USER` adds one); empty: no keys")
+    max_tokens: int = knob(0, "tokens of an answer where the client does not say; 0: what the context leaves")
+    requests_per_minute: float = knob(600.0, "of one key; 0: no limit")
+    concurrency: int = knob(64, "requests of one key at once; 0: no limit")
+    max_body_mib: float = knob(16.0, "largest body of a request")
+    max_messages: int = knob(20000, "messages of one request")
+    max_message_chars: int = knob(1000000, "characters of one message")
+    body_timeout_s: float = knob(30.0, "how long a client may take to send its request")
+    send_timeout_s: float = knob(120.0, "how long a client may take to read a piece of its answer")
+    session_timeout_s: float = knob(
+        1800.0, "a session that nobody used for so long is closed: its turns wait no longer"
+    )
+    regenerate_s: float = knob(
+        600.0, "so long after an answer the same first request is a wish for another answer; later it is a new session"
+    )
+    max_sessions: int = knob(
+        10000, "sessions known by heart; the longest unused are forgotten first, and stay in the store"
+    )
+    retention_days: float = knob(0.0, "turns older than this are erased; 0 keeps them")
+    redact: str = knob(
+        "", "`module:function` that changes what is stored: from text to text; empty: nothing is changed"
+    )
+    log_content: bool = knob(False, "write what was said into the log")
+
+
+@dataclass
 class Config:
     """Everything a run depends on; saved resolved as `config.yaml` in the run folder."""
 
@@ -249,6 +285,7 @@ class Config:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
 
 
 # What the papers bundle (algorithms.md section 3); values not named are the defaults above.
