@@ -94,7 +94,7 @@ REFS = (
     Spec("click", "Click an element.", (_REF, _BUTTON), "refs"),
     Spec("double_click", "Double-click an element.", (_REF,), "refs"),
     Spec("fill", "Write text into a field, in place of what is in it.", (_REF, _TEXT), "refs"),
-    Spec("select", "Choose an option of a list by its label.", (_REF, Param("option", "text", "its label")), "refs"),
+    Spec("select", "Choose an option of a list; where several can be chosen, one more or less.", (_REF, Param("option", "text", "its label")), "refs"),
     Spec("hover", "Move the pointer over an element.", (_REF,), "refs"),
     Spec("drag", "Drag an element onto another one.", (_REF, Param("to", "ref", "where to")), "refs"),
     Spec(

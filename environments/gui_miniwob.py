@@ -45,7 +45,8 @@ EventTarget.prototype.addEventListener = function (type, ...rest) {
   return add.call(this, type, ...rest) } })();"""
 CSS = """#reward-display, #click-canvas, #sync-task-cover, #query-wrap { display: none !important }
 [data-acts] { cursor: pointer }"""
-BEGIN = """([seed, css, time]) => { const style = document.createElement('style'); style.textContent = css;
+BEGIN = """([seed, css, time, mode]) => { if (typeof WOB_DATA_MODE !== 'undefined' && mode) WOB_DATA_MODE = mode;
+ const style = document.createElement('style'); style.textContent = css;
   document.head.appendChild(style); core.EPISODE_MAX_TIME = time; Math.seedrandom(String(seed));
   core.startEpisodeReal() }"""
 ASKED = "() => { const said = core.getUtterance(); return said.utterance || String(said) }"
@@ -83,6 +84,7 @@ class MiniWoB(Site):
         self.start = f"http://{self.hosts[0]}/{self.path}"
         self.viewport = (375, 667) if self.name in FLIGHTS else (160, 210)
         self.init_script = SEEDED % (seed & 0xFFFFFFFF) + MARKED
+        self.mode: str = task.data.get("mode", "")
         self.asked = ""
         self.tick_ms = TICKS.get(self.name, TICK_MS)
 
@@ -101,7 +103,7 @@ class MiniWoB(Site):
     async def ready(self, pages: Pages) -> None:
         if not (html_folder() / self.path).is_file():
             raise TaskError(f"task {self.task.id}: there is no page {self.name!r}")
-        await pages.call(pages.page.evaluate(BEGIN, [self.seed, CSS, FOR_EVER_MS]))
+        await pages.call(pages.page.evaluate(BEGIN, [self.seed, CSS, FOR_EVER_MS, self.mode]))
         await self.pass_time(pages, self.tick_ms)
         self.asked = await pages.call(pages.page.evaluate(ASKED))
 

@@ -66,7 +66,7 @@ def through(role: str) -> Callable[[Pages], Actions]:
 
     async def solve(pages: Pages) -> Actions:
         wanted = _match(pages, r'"(.+)"')[0]
-        parts = [one.name for one in every(pages, role) if "#" in one.name]
+        parts = [one.name for one in every(pages, role) if re.fullmatch(r"(\w+ #)?\d+", one.name)]
         for part in parts:
             if every(pages, "link", wanted):
                 break
@@ -177,7 +177,11 @@ async def copied(pages: Pages) -> Actions:
     fields = every(pages, "textbox")
     ordinal = ORDINAL.search(_asked(pages))
     source = fields[int(ordinal[1]) - 1] if ordinal else next(one for one in fields if one.text)
-    yield fill(next(one for one in fields if not one.text), source.text)
+    yield click(source)
+    yield act("press", keys="Control+a")
+    yield act("press", keys="Control+c")
+    yield click(next(one for one in fields if not one.text))
+    yield act("press", keys="Control+v")
     yield click(find(pages, "button", "Submit"))
 
 
@@ -216,8 +220,14 @@ async def table_form(pages: Pages) -> Actions:
 
 
 async def widget(pages: Pages) -> Actions:
-    kind = {"text": "textbox", "textarea": "textbox"}.get(*2 * _match(pages, r'"(.+?)"'))
-    yield click(find(pages, kind))
+    kind = _match(pages, r'"(.+?)"')[0]
+    if not kind.startswith("text"):
+        yield click(find(pages, kind))
+        return
+    fields = await pages.page.evaluate(
+        "() => [...document.querySelectorAll('[data-type^=text]')].map(e => e.dataset.type)"
+    )
+    yield click(find(pages, "textbox", nth=fields.index(kind)))
 
 
 async def spinner(pages: Pages) -> Actions:
@@ -245,10 +255,52 @@ async def parity(pages: Pages) -> Actions:
 async def autocomplete(pages: Pages) -> Actions:
     start = _match(pages, r'starts with "(.+?)"')[0]
     end = re.search(r'ends with "(.+?)"', _asked(pages))
-    words = await pages.page.evaluate("() => $('#tags').autocomplete('option', 'source')")
+    words = await pages.page.evaluate("() => ITEMS")
     word = next(w for w in words if w.startswith(start) and w.endswith(end[1] if end else ""))
     yield fill(find(pages, "textbox"), word)
     yield click(find(pages, "button", "Submit"))
+
+
+async def choices(pages: Pages) -> Actions:
+    for name in _listed(_match(pages, r"Select (.+) from the scroll list")[0]):
+        yield select(find(pages, "listbox"), name)
+    yield click(find(pages, "button", "Submit"))
+
+
+async def sequence(pages: Pages) -> Actions:
+    nth, role, number, field = _match(pages, r'Check the (\d)\w+ (checkbox|radio).*"(-?\d+)" into the (\d)')
+    yield click(find(pages, role, nth=int(nth) - 1))
+    yield fill(find(pages, "textbox", nth=int(field) - 1), number)
+    yield click(find(pages, "button", "Submit"))
+
+
+async def search(pages: Pages) -> Actions:
+    word, nth = _match(pages, r'enter "(.+?)".* the (\d+)')
+    yield fill(find(pages, "textbox"), word)
+    yield click(find(pages, "button", "Search"))
+    for _ in range((int(nth) - 1) // 3):
+        yield click(find(pages, "link", ">"))
+    results = [one for one in every(pages, "link") if not re.fullmatch(r"\d+|[<>]", one.name)]
+    yield click(results[(int(nth) - 1) % 3])
+
+
+async def ascending(pages: Pages) -> Actions:
+    places = {}
+    for number in "12345":
+        places[number] = find(pages, "generic", number)
+    yield click(places.pop("1"))
+    for _ in places:
+        yield click(next(one for one in every(pages, "generic", after=find(pages, "img"))))
+
+
+def icon(name: str) -> Callable[[Pages], Actions]:
+    """Click the icon of the mail that is named."""
+
+    async def solve(pages: Pages) -> Actions:
+        mail = find(pages, "generic", _match(pages, r"email by (\S+) and")[0])
+        yield click(find(pages, "link", name, after=mail))
+
+    return solve
 
 
 ORACLES: dict[str, Callable[[Pages], Actions]] = {
@@ -262,7 +314,15 @@ ORACLES: dict[str, Callable[[Pages], Actions]] = {
     "button-delay": delayed,
     "click-tab": tab,
     "click-tab-2": through("link"),
+    "click-tab-2-easy": through("link"),
+    "click-tab-2-medium": through("link"),
     "click-tab-2-hard": through("link"),
+    "click-scroll-list": choices,
+    "form-sequence-2": sequence,
+    "search-engine": search,
+    "ascending-numbers": ascending,
+    "email-inbox-delete": icon("trash"),
+    "email-inbox-important": icon("star"),
     "click-collapsible": section,
     "click-collapsible-nodelay": section,
     "click-collapsible-2": through("tab"),

@@ -74,6 +74,7 @@ class Pages:
         self.notes: list[str] = []  # what happened, for the policy
         self.dialog: Dialog | None = None
         self.chooser: FileChooser | None = None
+        self.clipboard = ""
         self.crashes = 0
         self._context: BrowserContext | None = None
         self._sessions: dict[Page, CDPSession] = {}

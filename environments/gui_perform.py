@@ -20,13 +20,21 @@ PAINTED_S = 0.05  # a wheel is turned with the next frame
 DRAG_STEPS = 8
 WHEEL = 500  # thousandths of the view
 TEXTLESS = ("checkbox", "radio", "button", "submit", "reset", "image", "file", "range", "color", "hidden")
-OPTIONS = "list => list.tagName !== 'SELECT' ? null : [...list.options].map(o => [o.label, o.value, o.disabled])"
+OPTIONS = """list => list.tagName !== 'SELECT' ? null :
+[list.multiple, [...list.options].map(o => [o.label, o.value, o.disabled, o.selected])]"""
 SCROLL = """(start, [dx, dy]) => {
   const moves = n => { const x = n.scrollLeft, y = n.scrollTop;
     n.scrollBy({left: dx * n.clientWidth * .8, top: dy * n.clientHeight * .8, behavior: 'instant'});
     return n.scrollLeft !== x || n.scrollTop !== y };
   for (let n = start; n; n = n.parentNode || n.host) if (n.scrollBy && n.clientHeight && moves(n)) return true;
   return moves(document.scrollingElement || document.documentElement) }"""
+COPY = ("control+c", "control+x", "control+insert")
+PASTE = ("control+v", "control+shift+v", "shift+insert")
+SELECTED = """() => { let n = document.activeElement;
+  while (n && n.shadowRoot && n.shadowRoot.activeElement) n = n.shadowRoot.activeElement;
+  if (n && n.contentDocument) return String(n.contentDocument.getSelection());
+  const field = n && typeof n.selectionStart === 'number';
+  return field ? n.value.slice(n.selectionStart, n.selectionEnd) : String(getSelection()) }"""
 WAYS = {"down": (0, 1), "up": (0, -1), "right": (1, 0), "left": (-1, 0)}
 
 
@@ -70,17 +78,19 @@ async def _fill(pages: Pages, ref: str, text: str) -> None:
 
 async def _select(pages: Pages, ref: str, option: str) -> None:
     target = await aim(pages, ref)
-    options = await pages.call(target.locator.evaluate(OPTIONS))
-    if options is None:
+    listed = await pages.call(target.locator.evaluate(OPTIONS))
+    if listed is None:
         raise ActionError(f"{ref} is no list of options: click it")
-    labels = [label for label, _, _ in options]
+    several, options = listed
     wanted = option.strip()
-    found = next((i for i, (label, value, _) in enumerate(options) if wanted in (label.strip(), value)), None)
+    found = next((i for i, (label, value, *_) in enumerate(options) if wanted in (label.strip(), value)), None)
     if found is None:
-        raise ActionError(f"{ref} has no option {option[:60]!r}; it has {', '.join(map(repr, labels))[:400]}")
+        labels = ", ".join(repr(label) for label, *_ in options)[:400]
+        raise ActionError(f"{ref} has no option {option[:60]!r}; it has {labels}")
     if options[found][2]:
         raise ActionError(f"the option {option[:60]!r} of {ref} is disabled")
-    await pages.call(target.locator.select_option(index=found))
+    chosen = {found} ^ {i for i, (*_, selected) in enumerate(options) if selected} if several else {found}
+    await pages.call(target.locator.select_option(index=sorted(chosen)))
 
 
 async def _hover(pages: Pages, ref: str) -> None:
@@ -139,8 +149,14 @@ async def _type(pages: Pages, text: str) -> None:
 
 
 async def _press(pages: Pages, keys: str) -> None:
+    chord = keys.strip().replace("Ctrl+", "Control+")
+    if chord.lower() in PASTE:  # the browser has one clipboard for all of its contexts
+        await pages.call(pages.page.keyboard.insert_text(pages.clipboard))
+        return
+    if chord.lower() in COPY and (selected := await pages.call(pages.page.evaluate(SELECTED))):
+        pages.clipboard = selected
     try:
-        await pages.call(pages.page.keyboard.press(keys.strip().replace("Ctrl+", "Control+")))
+        await pages.call(pages.page.keyboard.press(chord))
     except ActionError as error:
         if "Unknown key" not in str(error):
             raise
