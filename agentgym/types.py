@@ -64,6 +64,7 @@ class Message(Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    call_errors: tuple[str, ...] = ()  # what is wrong with malformed calls in `content`; no model reads it
     images: tuple[Image, ...] = ()  # shown after the text
 
 

@@ -12,12 +12,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PATIENCE_S = 3.0
 
 
-def main(owner: int, command: list[str]) -> int:
+def main(owner: int, command: list[str]) -> NoReturn:
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda number, frame: end(128 + number))
@@ -25,7 +26,7 @@ def main(owner: int, command: list[str]) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     guard = os.getpid()
     if os.getppid() != owner:
-        return 1
+        os._exit(1)
     child = os.fork()
     if not child:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -46,7 +47,7 @@ def main(owner: int, command: list[str]) -> int:
     end(code if code >= 0 else 128 - code)
 
 
-def end(code: int) -> None:
+def end(code: int) -> NoReturn:
     """Kill all descendants and exit."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
@@ -82,4 +83,4 @@ def descendants(root: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[2]), sys.argv[3:]))
+    main(int(sys.argv[2]), sys.argv[3:])

@@ -108,7 +108,7 @@ class HTTPPolicy(TokenClient):
         if template is None:
             if model is None:
                 raise TypeError("HTTPPolicy needs a model folder or its template")
-            template = ChatTemplate(model, config.model.chat_template)
+            template = ChatTemplate(model, config.model.chat_template, config.model.tool_format)
         super().__init__(config, template)
         self.url = url.rstrip("/")
         self._key = key

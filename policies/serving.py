@@ -82,7 +82,7 @@ class TokenPolicy(TokenClient, TokenServer):
     template: ChatTemplate
 
     def __init__(self, config: Config, *, model: Path, folder: Path, version: int = 0) -> None:
-        super().__init__(config, ChatTemplate(model, config.model.chat_template))
+        super().__init__(config, ChatTemplate(model, config.model.chat_template, config.model.tool_format))
         self.model = model
         self.folder = folder
         self.version = version

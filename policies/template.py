@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,50 +20,44 @@ from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from agentgym.errors import UsageError
+from agentgym.policies.formats import THINK, arguments_of, detect, make_format
 from agentgym.policy import Session
 from agentgym.types import Completion, Message, Prompt, ToolCall, ToolSpec
 
-TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # Hermes
 TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates may ask for
 MARK = "\ufdd0"  # a code point that Unicode keeps out of all text
-TOOL_MARKS = ("<tool_call>", "</tool_call>")
-TOOLS_PREAMBLE = """# Tools
-
-You may call one or more functions to assist with the user query. You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
 
 
 class ChatTemplate:
     """The chat template and tokenizer of the Hugging Face folder `model`; `chat_template`: a Jinja file in its place.
 
-    A template that prints no tools (SmolLM2's) gets them in the system message, in the form that Hermes and Qwen use.
+    `tool_format` names how calls are written (see `formats`); `auto` is what the chat template has the model write. A
+    template that prints no tools (SmolLM2's), or has another format, gets them in the system message.
 
     Raises:
-        UsageError: no chat template, or no tokenizer.
+        UsageError: no chat template, no tokenizer, or no such format.
     """
 
-    def __init__(self, model: Path, chat_template: str = "") -> None:
+    def __init__(self, model: Path, chat_template: str = "", tool_format: str = "auto") -> None:
         self.model = model
         self._config = _read_json(model / "tokenizer_config.json")
         self._template = _template_text(model, self._config, chat_template)
         self._tokens: dict[str, Any] = {name: _token(self._config.get(name)) for name in TOKEN_NAMES}
         self.tokenizer = _tokenizer(model)
         added = self.tokenizer.get_added_tokens_decoder()
-        self._special_ids = {id for id, token in added.items() if token.special and token.content not in TOOL_MARKS}
-        specials = sorted((added[id].content for id in self._special_ids), key=len, reverse=True)
+        special = {id: token.content for id, token in added.items() if token.special}
+        specials = sorted(special.values(), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
         self.turn_end = self._turn_end()
         self._turn_end_text = self.tokenizer.id_to_token(self.turn_end) or ""
         self.stop_ids = tuple(sorted({self.turn_end, *self._eos_ids()}))
-        probe = ToolSpec(name="a_tool")
-        self.prints_tools = probe.name in self._render_text([Message(role="user", content="x")], (probe,), False)
+        asked = [Message(role="user", content="x")]
+        printed = "a_tool" in self._render_text(asked, (ToolSpec(name="a_tool"),), False)
+        native = detect(self._template, printed)
+        self.tool_format = make_format(native if tool_format == "auto" else tool_format)
+        self.prints_tools = printed and self.tool_format.name == native
+        self._dropped = {id for id, text in special.items() if text not in self.tool_format.marks}
+        self._opens_thinking = self._render_text(asked, (), True).rstrip().endswith(THINK)
 
     def encode_prompt(self, session: Session, prompt: Prompt) -> tuple[int, ...]:
         """The ids to serve: `prompt.ids`, or the session's extended by the tokens of the new messages."""
@@ -88,48 +81,45 @@ class ChatTemplate:
         if text.startswith(before) and end >= len(before):
             written = text[len(before) : end]
         else:  # a template that writes more before an answer than it keeps of it (thinking)
-            written = self._guard(_with_calls(message).content)
+            written = self._guard(self._with_calls(message).content)
         return (*self._encode(written), self.turn_end)
 
     def decode_response(self, ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> Message:
         """What people and environments read: text without special tokens; tool calls parsed where there are tools.
 
-        A malformed call stays text. Arguments are byte for byte as the model wrote them.
+        A malformed call stays text, and `call_errors` says what is wrong with it. Calls inside thinking do not count.
         """
-        text = self.tokenizer.decode([id for id in ids if id not in self._special_ids], skip_special_tokens=False)
+        text = self.tokenizer.decode([id for id in ids if id not in self._dropped], skip_special_tokens=False)
         if not tools:
             return Message(role="assistant", content=text)
-        calls: list[ToolCall] = []
-
-        def take(match: re.Match[str]) -> str:
-            call = _parse_call(match[1], f"call_{zlib.crc32(repr(ids).encode()):08x}_{len(calls)}")
-            if call is None:
-                return match[0]
-            calls.append(call)
-            return ""
-
-        content = TOOL_CALL.sub(take, text)
-        return Message(role="assistant", content=content.strip() if calls else content, tool_calls=tuple(calls))
+        parsed = self.tool_format.parse(text, tools, thinking=self._opens_thinking, key=repr(ids))
+        return Message(role="assistant", content=parsed.content, tool_calls=parsed.calls, call_errors=parsed.errors)
 
     def advance(self, session: Session, prompt: Prompt, completion: Completion) -> None:
         """Extend `session` by what was served and sampled."""
         session.ids = completion.prompt_ids + completion.ids
-        session.messages = () if prompt.ids is not None else (*prompt.messages, completion.message)
+        session.messages = () if prompt.ids is not None else _said((*prompt.messages, completion.message))
         session.n_messages = len(session.messages)
         session.tools = prompt.tools
 
     def render(self, messages: Any, tools: tuple[ToolSpec, ...] = (), *, add_generation_prompt: bool = True) -> str:
         """The conversation as text, in which special tokens written by anybody but the template are marked."""
         if tools and not self.prints_tools:
-            messages, tools = _with_tools(messages, tools), ()
+            messages, tools = _with_preamble(messages, self.tool_format.render_tools(tools)), ()
         if not self.prints_tools:
-            messages = [_with_calls(message) for message in messages]
+            messages = [self._with_calls(message) for message in messages]
         return self._render_text(messages, tools, add_generation_prompt)
+
+    def _with_calls(self, message: Message) -> Message:
+        """The message with its tool calls written into its content."""
+        if not message.tool_calls:
+            return message
+        return msgspec.structs.replace(message, content=self.tool_format.render(message), tool_calls=())
 
     def _follows(self, session: Session, prompt: Prompt, text: str) -> str | None:
         """What `text` says after the end of the session's last turn; None if it does not continue the session."""
         covered = session.n_messages
-        if not covered or session.messages != prompt.messages[:covered] or session.tools != prompt.tools:
+        if not covered or session.messages != _said(prompt.messages[:covered]) or session.tools != prompt.tools:
             return None
         before = self.render(prompt.messages[:covered], prompt.tools, add_generation_prompt=False)
         end = before.rfind(self._turn_end_text)
@@ -199,25 +189,11 @@ class ChatTemplate:
         return [] if eos is None else [eos]
 
 
-class _Call(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-def _parse_call(text: str, id: str) -> ToolCall | None:
-    try:
-        call = msgspec.json.decode(text.encode(), type=_Call)
-    except msgspec.MsgspecError:
-        return None
-    arguments = bytes(call.arguments).decode()
-    return ToolCall(id=id, name=call.name, arguments=arguments) if arguments.startswith("{") else None
-
-
 def _to_dict(message: Message) -> dict[str, Any]:
     made: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         made["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json_or_text(call.arguments)}}
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _json_or_text(call)}}
             for call in message.tool_calls
         ]  # fmt: skip
     for key in ("tool_call_id", "name"):
@@ -226,30 +202,21 @@ def _to_dict(message: Message) -> dict[str, Any]:
     return made
 
 
-def _json_or_text(text: str) -> Any:
+def _said(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages as far as a model reads them: who brings a conversation back knows no more."""
+    return tuple(
+        msgspec.structs.replace(message, call_errors=()) if message.call_errors else message for message in messages
+    )
+
+
+def _json_or_text(call: ToolCall) -> Any:
     """Templates print arguments with `tojson`: an object is wanted, and text is all there is if it is malformed."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    arguments = arguments_of(call)
+    return call.arguments if arguments is None else arguments
 
 
-def _with_calls(message: Message) -> Message:
-    """The message with its tool calls written into its content, as Hermes has them."""
-    if not message.tool_calls:
-        return message
-    blocks = [
-        f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
-        for call in message.tool_calls
-    ]
-    content = "\n".join([message.content, *blocks] if message.content else blocks)
-    return msgspec.structs.replace(message, content=content, tool_calls=())
-
-
-def _with_tools(messages: Any, tools: tuple[ToolSpec, ...]) -> list[Message]:
+def _with_preamble(messages: Any, preamble: str) -> list[Message]:
     """The messages with the tools listed at the end of the system message."""
-    listed = "\n".join(json.dumps(tool.to_openai(), ensure_ascii=False) for tool in tools)
-    preamble = TOOLS_PREAMBLE.format(tools=listed)
     if messages and messages[0].role == "system":
         system = msgspec.structs.replace(messages[0], content=f"{messages[0].content}\n\n{preamble}")
         return [system, *messages[1:]]

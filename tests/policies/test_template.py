@@ -194,12 +194,87 @@ def test_malformed_tool_calls_stay_text(template, body):
     message = template.decode_response(template.tokenizer.encode(text).ids, (TOOL,))
     assert message.content == text
     assert message.tool_calls == ()
+    assert len(message.call_errors) == 1 and "malformed" in message.call_errors[0]
 
 
 def test_two_calls_have_two_ids(template):
     text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>' * 2
     message = template.decode_response(template.tokenizer.encode(text).ids, (TOOL,))
     assert len({call.id for call in message.tool_calls}) == 2
+
+
+@pytest.mark.parametrize("name", ["json", "qwen_xml", "llama3", "mistral", "openai"])
+def test_the_format_of_calls_can_be_chosen(model, thinking, name):
+    chosen = ChatTemplate(model, tool_format=name)
+    assert not chosen.prints_tools
+    assert '"name": "look"' in chosen.render((user("a"),), (TOOL,))
+    call = ToolCall(id="x", name="look", arguments='{"path": "/tmp"}')
+    message = Message(role="assistant", content="" if name == "openai" else "I look.", tool_calls=(call,))
+    back = chosen.decode_response(chosen.encode_response(message), (TOOL,))
+    assert (back.content, back.call_errors) == (message.content, ())
+    assert [(one.name, one.arguments) for one in back.tool_calls] == [("look", call.arguments)]
+    assert thinking.tool_format.name == "hermes"
+
+
+def test_an_unknown_format_is_a_usage_error():
+    with pytest.raises(UsageError, match="did you mean 'mistral'"):
+        ChatTemplate(resolve_model("tiny"), tool_format="mistrall")
+
+
+def test_a_template_of_another_format_prints_no_tools(tmp_path):
+    (tmp_path / "chat.jinja").write_text(THINKING)
+    other = ChatTemplate(resolve_model("tiny"), str(tmp_path / "chat.jinja"), "json")
+    text = other.render((user("a"),), (TOOL,))
+    assert "To call one, write a block" in text and text.count('"look"') == 1
+
+
+def test_a_prompt_that_opens_thinking(tmp_path):
+    opens = THINKING.replace("'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'")
+    (tmp_path / "chat.jinja").write_text(opens)
+    template = ChatTemplate(resolve_model("tiny"), str(tmp_path / "chat.jinja"))
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    for text, n in ((f"maybe {call}", 0), (f"maybe {call}</think>No.", 0), (f"yes</think>{call}", 1)):
+        message = template.decode_response(template.tokenizer.encode(text).ids, (TOOL,))
+        assert (len(message.tool_calls), message.call_errors) == (n, ())
+
+
+def test_special_tokens_that_mark_calls_are_kept_in_answers_and_plain_in_messages(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+        if (resolve_model("tiny") / name).is_file():
+            (tmp_path / name).write_bytes((resolve_model("tiny") / name).read_bytes())
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    id = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+    id = max(id, *tokenizer["model"]["vocab"].values()) + 1
+    mark = {"id": id, "content": "[TOOL_CALLS]", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"].append(mark | flags)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "chat.jinja").write_text(
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{{ message.content }}{% for call in message.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[ARGS]"
+        "{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    template = ChatTemplate(tmp_path, str(tmp_path / "chat.jinja"))
+    assert template.tool_format.name == "mistral" and template.prints_tools
+    call = ToolCall(id="x", name="look", arguments='{"path": "/tmp"}')
+    ids = template.encode_response(Message(role="assistant", content="I look.", tool_calls=(call,)))
+    assert id in ids
+    back = template.decode_response(ids, (TOOL,))
+    assert (back.content, back.tool_calls[0].name, back.tool_calls[0].arguments) == ("I look.", "look", call.arguments)
+    assert len(back.tool_calls[0].id) == 9
+    typed = template.encode_prompt(Session("s"), Prompt(messages=(user("[TOOL_CALLS]look[ARGS]{}"),), tools=(TOOL,)))
+    assert id not in typed
+
+
+def test_a_conversation_brought_back_without_its_errors_is_the_same(template):
+    session = Session("s")
+    first = say(template, session, Prompt(messages=(user("a"),), tools=(TOOL,)), "<tool_call>{</tool_call>")
+    assert first.message.call_errors
+    plain = Message(role="assistant", content=first.message.content)
+    again = Prompt(messages=(user("a"), plain, user("b")), tools=(TOOL,))
+    assert template.encode_prompt(session, again)[: len(session.ids)] == session.ids
+    assert session.broken == 0
 
 
 def test_encoded_response_is_what_the_template_renders(template):
