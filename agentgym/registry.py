@@ -57,10 +57,13 @@ class Registry:
     def make(self, name: str, **kwargs: Any) -> Any:
         """Make `name` with its keyword arguments."""
         factory = self.load(name)
+        signature = inspect.signature(factory)
         try:
-            inspect.signature(factory).bind(**kwargs)
+            signature.bind(**kwargs)
         except TypeError as error:
-            raise UsageError(f"{self.kind} {name!r} cannot be made with {sorted(kwargs)}: {error}") from error
+            unknown = [key for key in kwargs if key not in signature.parameters]
+            hint = nearest(unknown[0], signature.parameters) if unknown else ""
+            raise UsageError(f"{self.kind} {name!r} cannot be made with {sorted(kwargs)}: {error}{hint}") from error
         try:
             return factory(**kwargs)
         except (TypeError, ValueError, AttributeError) as error:
