@@ -3,6 +3,7 @@
 #   bubblewrap   isolates what agents run        libnuma1   vLLM's CPU build links against it
 #   procps       ps and kill, for shell tasks   python3.11-venv   where Debian's Python came without it
 #   docker.io    containers; its daemon is started where nothing else would do so (root, without systemd or in CI)
+#   chromium-headless-shell   the browser of the environment gui
 set -euo pipefail
 
 packages=()
@@ -25,6 +26,14 @@ else
     export DEBIAN_FRONTEND=noninteractive
     install=(apt-get install -y -qq --no-install-recommends "${packages[@]}")
     "${install[@]}" >/dev/null 2>&1 || { apt-get update -qq && "${install[@]}" >/dev/null; }
+fi
+
+browser=chromium-headless-shell  # not every distribution has it
+if ! command -v $browser >/dev/null && command -v apt-get >/dev/null && ((EUID == 0)); then
+    echo "installing $browser"
+    install=(apt-get install -y -qq --no-install-recommends "$browser")
+    "${install[@]}" >/dev/null 2>&1 || { apt-get update -qq && "${install[@]}" >/dev/null; } ||
+        echo "note: there is no package $browser here: tests that need a browser are skipped"
 fi
 
 # Idempotent: a daemon that answers is left alone; one that was killed leaves a pid file that keeps the next from starting.
