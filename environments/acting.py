@@ -1,67 +1,65 @@
-"""What environments with a shell share: the policy writes one ```bash block a message until it says that it is done."""
+"""What environments with a shell share: how an episode goes, whatever is in the sandbox and however it is judged."""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import abstractmethod
+from typing import Any, ClassVar
 
 from agentgym.env import Env, Info
-from agentgym.environments.blocks import NO_BLOCK, block, parse_block
-from agentgym.environments.sandbox import CommandResult, Sandbox
-from agentgym.errors import SandboxError, UsageError
+from agentgym.environments.context import Budget, counter
+from agentgym.environments.protocols import PROTOCOLS, Outcome, Protocol, ToolProtocol, show
+from agentgym.environments.sandbox import Limits, Sandbox, open_sandbox
+from agentgym.environments.settings import ShellSettings, describe, settings_of
+from agentgym.errors import SandboxError, TaskError, UsageError
 from agentgym.types import Message, Observation, StepResult, Task
 
-SYSTEM = "You work in a Linux shell. Answer with one ```bash block holding one command."
-SEVERAL = " Say when you are done."
+SEVERAL = "Say when you are done."
 DONE = "Done."
+
+__all__ = ["DONE", "ShellEnv", "ShellSettings", "say", "show"]
 
 
 class ShellEnv(Env):
     """A shell in a sandbox; what is in it and how it is judged is the subclass's to say.
 
-    The episode ends when the policy answers without a block after it has run a command (it says that it is done),
-    at `max_steps` or its deadline, or after `max_parse_errors` messages in a row that hold no usable block; whichever it is, the
-    state is judged and that step's reward is the outcome.
+    The episode ends when the policy asks for nothing after it has acted (it says that it is done), at `max_steps`, its
+    deadline or the end of its context, or after `max_parse_errors` messages in a row that cannot be used; whichever it
+    is, all that runs is stopped, the state is judged, and that step's reward is the outcome.
 
     Args:
         sandbox: `auto` or one of the sandboxes by name.
         max_steps: messages the policy may write; with 1 the first command ends the episode.
-        protocol: how the policy acts; `block` is the only one so far.
+        protocol: how the policy acts: `block` (one ```bash block a message) or `tools` (`shell`, `read_file`,
+            `write_file`, and a terminal of its own with `send_keys` and `screen`).
         max_parse_errors: unusable messages in a row that end the episode.
         command_timeout_s: seconds one command may take.
-        max_output_chars: of a command's output in an observation; head and tail are kept.
+        max_output_chars: of an observation; head and tail are kept.
+        context_tokens: of everything said in an episode: each observation is cut to half of what is left, and the episode
+            ends when nothing is; 0 for no budget.
+        tokenizer: a folder or file with the tokenizer.json that counts them; estimated without.
+        network: `task` for the hosts that a task asks for, `none` for none in any case.
         system_prompt: replaces the first message; empty for none.
     """
 
     name = "shell"
+    defaults: ClassVar[ShellSettings] = ShellSettings()
+    place = "You work in a Linux shell."  # what the first message says before and after how to act
+    asks = ""
 
-    def __init__(
-        self,
-        *,
-        sandbox: str = "auto",
-        max_steps: int = 8,
-        protocol: str = "block",
-        max_parse_errors: int = 2,
-        command_timeout_s: float = 20.0,
-        max_output_chars: int = 2000,
-        system_prompt: str | None = None,
-    ) -> None:
-        if protocol != "block":
-            raise UsageError(f"{self.name}: unknown protocol {protocol!r}; known: block")
-        if max_steps < 1 or max_parse_errors < 1 or command_timeout_s <= 0 or max_output_chars < 2:
-            raise UsageError(
-                f"{self.name}: max_steps, max_parse_errors, command_timeout_s and max_output_chars must be > 0"
-            )
-        self.kind = sandbox
-        self.max_steps = max_steps
-        self.max_parse_errors = max_parse_errors
-        self.command_timeout_s = command_timeout_s
-        self.max_output_chars = max_output_chars
-        self.system_prompt = system_prompt if system_prompt is not None else SYSTEM + SEVERAL * (max_steps > 1)
+    def __init__(self, **shared: Any) -> None:
+        self.settings = settings_of(type(self), self.defaults, shared)
+        self.kind = self.settings.sandbox
+        self.protocol: Protocol = PROTOCOLS[self.settings.protocol](None, self.settings)
+        self.count = counter(self.settings.tokenizer)
         self.sandbox: Sandbox | None = None
         self.task: Task | None = None
         self.ended = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        describe(cls, ShellEnv, cls.defaults)
 
     @abstractmethod
     async def _open(self, task: Task) -> None:
@@ -71,9 +69,32 @@ class ShellEnv(Env):
     async def _judge(self, said: str) -> tuple[float, Info]:
         """The outcome of what the policy left behind, and plain data about it: at least `solved` and `failed`.
 
+        Nothing runs in the sandbox any more.
+
         Args:
             said: the policy's last message, if it ended the episode by saying that it is done.
         """
+
+    @property
+    def system_prompt(self) -> str:
+        """The first message."""
+        if self.settings.system_prompt is not None:
+            return self.settings.system_prompt
+        several = [SEVERAL] if self.settings.max_steps > 1 else []
+        asks = [self.asks.format(ending=self.protocol.ending)] if self.asks else []
+        return " ".join([self.place, self.protocol.how, *asks, *several])
+
+    def _sandbox(self, task: Task, limits: Limits | None = None, **options: Any) -> Sandbox:
+        """A sandbox for the task, not yet started, with what the settings and the task say."""
+        tools = self.settings.protocol == "tools"
+        return open_sandbox(self.kind, limits, allow=self.allowed_hosts(task), terminal=tools, **options)
+
+    def allowed_hosts(self, task: Task) -> tuple[str, ...]:
+        """The hosts that the task may reach, as `open_sandbox` takes them. Raises TaskError."""
+        hosts = task.data.get("allowed_hosts", ())
+        if not isinstance(hosts, list | tuple) or not all(isinstance(host, str) for host in hosts):
+            raise TaskError(f"task {task.id}: allowed_hosts is not a list of hosts")
+        return tuple(hosts) if self.settings.network == "task" else ()
 
     async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
         task = (options or {}).get("task")
@@ -83,11 +104,18 @@ class ShellEnv(Env):
         self.deadline = math.inf  # of time.monotonic(); a task may have one
         await self._open(task)
         assert self.sandbox is not None
+        self.protocol = PROTOCOLS[self.settings.protocol](self.sandbox, self.settings)
+        if isinstance(self.protocol, ToolProtocol):
+            await self.protocol.start()
         self.task, self.ended = task, False
         self.steps = self.commands = self.parse_errors = 0
+        self.budget = Budget(self.settings.context_tokens, self.count)
         messages = [Message(role="system", content=self.system_prompt)] if self.system_prompt else []
         messages.append(Message(role="user", content=task.instruction))
-        return Observation(messages=tuple(messages)), {"task": task.id, "isolates": self.sandbox.isolates}
+        for message in messages:
+            self.budget.take(message.content)
+        info = {"task": task.id, "isolates": self.sandbox.isolates}
+        return Observation(messages=tuple(messages), tools=self.protocol.tools), info
 
     async def step(self, action: Message) -> StepResult:
         if self.task is None:
@@ -95,20 +123,28 @@ class ShellEnv(Env):
         if self.ended:
             return StepResult(say("The episode has ended."), 0.0, True, False, {"ended": True})
         self.steps += 1
-        command, problem = parse_block(action.content)
-        if problem == NO_BLOCK and self.commands:
-            return await self._end("done", "", {}, said=action.content)
-        if problem:
-            return await self._teach(problem)
-        self.parse_errors = 0
-        self.commands += 1
-        assert self.sandbox is not None
-        result = await self.sandbox.run(command, timeout_s=self.command_timeout_s)
-        info = {"exit_code": result.exit_code, "timed_out": result.timed_out, "seconds": result.seconds}
-        shown = show(result, self.max_output_chars)
-        if self.steps >= self.max_steps or time.monotonic() > self.deadline:
-            return await self._end("max_steps" if self.steps >= self.max_steps else "time", shown, info)
-        return StepResult(say(shown), 0.0, False, False, info)
+        self.budget.take(action.content + "".join(call.arguments for call in action.tool_calls))
+        outcome = await self.protocol.act(action)
+        if outcome.silent and self.commands:
+            return await self._end("done", Outcome(), said=action.content)
+        self.commands += outcome.acted
+        self.parse_errors = self.parse_errors + 1 if outcome.problem else 0
+        problem = {"parse_error": outcome.problem, "parse_errors": self.parse_errors} if outcome.problem else {}
+        fitted = [_with(message, self.budget.fit(message.content)) for message in outcome.messages]
+        outcome = Outcome(messages=tuple(fitted), info={**outcome.info, **problem})
+        if end := self._over():
+            return await self._end(end, outcome)
+        return StepResult(self._observe(outcome), 0.0, False, False, outcome.info)
+
+    def _over(self) -> str:
+        """Why the episode is over; empty if it is not."""
+        if self.parse_errors >= self.settings.max_parse_errors:
+            return "parse_errors"
+        if self.steps >= self.settings.max_steps:
+            return "max_steps"
+        if time.monotonic() > self.deadline:
+            return "time"
+        return "context" if self.budget.spent else ""
 
     async def close(self) -> None:
         self.task = None
@@ -116,25 +152,18 @@ class ShellEnv(Env):
 
     async def _stop(self) -> None:
         """End the policy's sandbox; what it still runs is gone."""
+        await self.protocol.close()
         if self.sandbox is not None:
             sandbox, self.sandbox = self.sandbox, None
             await sandbox.close()
 
     def script(self, commands: list[str], says: str = DONE) -> list[Message]:
         """The messages that run `commands`, within `max_steps`, and then say that it is done."""
-        last = commands[self.max_steps - 1 :]  # what does not fit goes into the last message
-        parts = commands if len(commands) <= self.max_steps else [*commands[: self.max_steps - 1], "\n".join(last)]
-        texts = [block(part) for part in parts] + ([says] if len(parts) < self.max_steps else [])
-        return [Message(role="assistant", content=text) for text in texts]
-
-    async def _teach(self, problem: str) -> StepResult:
-        self.parse_errors += 1
-        info = {"parse_error": problem, "parse_errors": self.parse_errors}
-        text = f"Not understood: {problem}. Answer with one block:\n```bash\nCOMMAND\n```"
-        if self.parse_errors >= self.max_parse_errors or self.steps >= self.max_steps:
-            end = "parse_errors" if self.parse_errors >= self.max_parse_errors else "max_steps"
-            return await self._end(end, text, info)
-        return StepResult(say(text), 0.0, False, False, info)
+        most = self.settings.max_steps
+        last = commands[most - 1 :]  # what does not fit goes into the last message
+        parts = commands if len(commands) <= most else [*commands[: most - 1], "\n".join(last)]
+        ending = [Message(role="assistant", content=says)] if len(parts) < most else []
+        return [*map(self.protocol.message, parts), *ending]
 
     async def _spoilt(self, error: SandboxError) -> tuple[float, Info]:
         """The judgement where the files cannot be taken out: the policy's doing, if its sandbox is otherwise well.
@@ -150,20 +179,21 @@ class ShellEnv(Env):
             raise error
         return 0.0, {"solved": False, "failed": [f"the files cannot be read: {error}"]}
 
-    async def _end(self, end: str, text: str, info: Info, said: str = "") -> StepResult:
+    def _observe(self, outcome: Outcome) -> Observation:
+        return Observation(messages=outcome.messages, tools=self.protocol.tools)
+
+    async def _end(self, end: str, outcome: Outcome, said: str = "") -> StepResult:
         self.ended = True
+        assert self.sandbox is not None
+        await self.protocol.close()
+        await self.sandbox.stop()  # what is judged is what the policy left, and nobody changes it meanwhile
         reward, judged = await self._judge(said)
-        return StepResult(say(text), reward, True, False, {**info, "end": end, "steps": self.steps, **judged})
+        info = {**outcome.info, "end": end, "steps": self.steps, **judged}
+        return StepResult(self._observe(outcome), reward, True, False, info)
 
 
-def show(result: CommandResult, limit: int) -> str:
-    """What the policy reads of a command: exit code and output, at most `limit` characters of it."""
-    head = "timed out, killed" if result.timed_out else f"exit {result.exit_code}"
-    text = "\n".join(part for part in (result.stdout.rstrip("\n"), result.stderr.rstrip("\n")) if part)
-    if len(text) > limit:
-        half = limit // 2
-        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-    return f"({head})\n{text}" if text else f"({head})"
+def _with(message: Message, content: str) -> Message:
+    return Message(role=message.role, content=content, tool_call_id=message.tool_call_id, name=message.name)
 
 
 def say(text: str) -> Observation:

@@ -12,17 +12,12 @@ import shlex
 from typing import Any
 
 from agentgym.env import Info
-from agentgym.environments.acting import ShellEnv
-from agentgym.environments.blocks import block
-from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, open_sandbox
+from agentgym.environments.acting import ShellEnv, ShellSettings
+from agentgym.environments.sandbox import CommandResult, Limits, Sandbox
 from agentgym.errors import TaskError, UsageError
 from agentgym.types import Message, Task
 
 HOME = "/home/agent"
-SYSTEM = (
-    "You work in a Linux shell, in your home directory /home/agent. Answer with one ```bash block holding one command. "
-    "When you know the answer to the question, say it without a block: `Answer: ...`. Say when you are done."
-)
 TIMEOUT_S = 110.0  # of a check: one of them counts all files of the system
 PATH = (
     f"/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:{HOME}:{HOME}/bin"  # the agent's programs come last
@@ -35,28 +30,12 @@ class AgentBenchOSEnv(ShellEnv):
     """A question or an order about a small Linux system; see `ShellEnv` for how an episode goes and its arguments."""
 
     name = "agentbench-os"
+    defaults = ShellSettings(command_timeout_s=30.0, max_output_chars=4000)
+    place = "You work in a Linux shell, in your home directory /home/agent."
+    asks = "When you know the answer to the question, say it without {ending}: `Answer: ...`."
 
-    def __init__(
-        self,
-        *,
-        sandbox: str = "auto",
-        max_steps: int = 8,
-        protocol: str = "block",
-        max_parse_errors: int = 2,
-        command_timeout_s: float = 30.0,
-        max_output_chars: int = 4000,
-        system_prompt: str | None = None,
-        image: str = "",
-    ) -> None:
-        super().__init__(
-            sandbox=sandbox,
-            max_steps=max_steps,
-            protocol=protocol,
-            max_parse_errors=max_parse_errors,
-            command_timeout_s=command_timeout_s,
-            max_output_chars=max_output_chars,
-            system_prompt=SYSTEM if system_prompt is None else system_prompt,
-        )
+    def __init__(self, *, image: str = "", **shared: Any) -> None:
+        super().__init__(**shared)
         self.image = image
 
     async def oracle(self, task: Task) -> list[Message]:
@@ -67,7 +46,7 @@ class AgentBenchOSEnv(ShellEnv):
             await self.reset(options={"task": task})
         assert self.sandbox is not None
         right = await self._right_answer()
-        return [Message(role="assistant", content=text) for text in (block("true"), f"Answer: {right}")]
+        return [self.protocol.message("true"), Message(role="assistant", content=f"Answer: {right}")]
 
     async def _open(self, task: Task) -> None:
         self.right: str | None = None
@@ -95,7 +74,7 @@ class AgentBenchOSEnv(ShellEnv):
 
     async def _start(self, task: Task) -> None:
         limits = Limits(disk_mb=512)
-        self.sandbox = open_sandbox(self.kind, limits, image=self.image, workdir=HOME, writable=not self.image)
+        self.sandbox = self._sandbox(task, limits, image=self.image, workdir=HOME, writable=not self.image)
         await self.sandbox.start()
         if not self.sandbox.isolates:
             raise UsageError("AgentBench's tasks name absolute paths: they need the sandbox bubblewrap or docker")
@@ -128,7 +107,6 @@ class AgentBenchOSEnv(ShellEnv):
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.task is not None and self.sandbox is not None
         evaluation = _evaluation(self.task)
-        await self.sandbox.stop()  # nothing of the agent is alive, and the check has a shell that it never spoke to
         await self._run_service(self.task)
         if not _asks(evaluation):
             result = await clean(self.sandbox, _check(self.task, evaluation["check"]))

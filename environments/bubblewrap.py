@@ -18,11 +18,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from agentgym.environments.folder import Folder
 from agentgym.environments.leftovers import DISK, PREFIX, owner_token, remove_tree
+from agentgym.environments.network import Proxy, variables
 from agentgym.environments.plain import LocalSandbox
 from agentgym.environments.process import LocalShell
 from agentgym.environments.sandbox import SHM_MB, Limits
@@ -32,7 +34,7 @@ from agentgym.errors import SandboxError
 
 UNPRIVILEGED = 65534  # nobody
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
+SETTINGS = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ssl/certs")
 OURS = {Path(place).name for place in SYSTEM} | {"etc", "proc", "dev", "sys", "run", "tmp"}  # never the agent's
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 ISOLATE = [
@@ -50,10 +52,18 @@ class BubblewrapSandbox(LocalSandbox):
     walls = True
 
     def __init__(
-        self, limits: Limits, *, run_id: str = "", network: str = "none", workdir: str = "/work", writable: bool = False
+        self,
+        limits: Limits,
+        *,
+        run_id: str = "",
+        network: str = "none",
+        workdir: str = "/work",
+        writable: bool = False,
+        allow: Sequence[str] = (),
     ) -> None:
         super().__init__(limits, run_id=run_id, network=network, workdir=workdir)
-        self.writable = writable
+        self.writable, self.allow = writable, tuple(allow)
+        self.proxy = Proxy(self.allow) if self.allow else None
 
     @property
     def owner(self) -> int | None:
@@ -85,7 +95,22 @@ class BubblewrapSandbox(LocalSandbox):
 
     def _another(self) -> Self:
         settings: dict[str, Any] = {"run_id": self.run_id, "network": self.network, "workdir": self.workdir}
-        return type(self)(self.limits, writable=self.writable, **settings)
+        return type(self)(self.limits, writable=self.writable, allow=self.allow, **settings)
+
+    async def _open_shell(self) -> None:
+        await super()._open_shell()
+        if self.proxy is not None:
+            assert self.shell is not None
+            if not self.shell.inside:
+                raise SandboxError(
+                    "the allowed hosts cannot be reached: this kernel does not list the children of a process"
+                )
+            await self.proxy.listen(self.shell.inside[0])
+
+    async def _end_shell(self) -> None:
+        if self.proxy is not None:
+            await self.proxy.close()
+        await super()._end_shell()
 
     def _new_shell(self) -> LocalShell:
         disk, base = self._started().root.parent, self.base
@@ -95,6 +120,8 @@ class BubblewrapSandbox(LocalSandbox):
         mounts = ["--bind", f"{disk}/work", self.workdir, "--bind", f"{disk}/tmp", "/tmp", "--chdir", self.workdir]
         mounts += ["--ro-bind", f"{base}/passwd", "/etc/passwd", "--ro-bind", f"{base}/group", "/etc/group"]
         mounts += ["--share-net"] if self.network == "host" else []
+        for name, value in variables().items() if self.allow else ():
+            mounts += ["--setenv", name, value]
         mounts += ["--setenv", "HOME", self.workdir, *([] if root else ["--remount-ro", "/"])]
         argv = shell_argv(self.limits, address_space=self.cgroup is None, count_processes=self.cgroup is None)
         return LocalShell(
@@ -103,6 +130,7 @@ class BubblewrapSandbox(LocalSandbox):
             cwd=disk / "work",
             env={"PATH": PATH},
             limit=self.limits.output_bytes,
+            terminal=self.wired,
         )
 
 

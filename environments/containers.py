@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentgym.environments.leftovers import LABEL, owner_token
+from agentgym.environments.network import variables
 from agentgym.environments.sandbox import SHM_MB, Limits
 from agentgym.errors import SandboxError
 from agentgym.types import Struct
@@ -34,6 +35,7 @@ class Spec(Struct, frozen=True, kw_only=True):
     run_id: str = ""
     workdir: str = "/work"
     user: str = "1000:1000"
+    allow: tuple[str, ...] = ()  # hosts that may be reached, through a proxy
     writable: bool = False  # the image's file system, in a layer of the container's own; else read-only
 
 
@@ -89,7 +91,7 @@ def create(spec: Spec) -> str:
             command=[],
             user=spec.user,
             working_dir=spec.workdir,
-            environment={"PATH": PATH, "HOME": spec.workdir, "LANG": "C.UTF-8", "TERM": "dumb", "USER": "agent"},
+            environment=_environment(spec),
             labels=labels(spec.run_id),
             hostname="sandbox",
             stdin_open=True,
@@ -97,6 +99,12 @@ def create(spec: Spec) -> str:
             host_config=api.create_host_config(**_host_config(spec)),
         )
     return str(made["Id"])
+
+
+def _environment(spec: Spec) -> dict[str, str]:
+    """What commands find; PATH is the image's own."""
+    own = {"HOME": spec.workdir, "LANG": "C.UTF-8", "TERM": "dumb", "USER": "agent"}
+    return own | (variables() if spec.allow else {})
 
 
 def labels(run_id: str) -> dict[str, str]:
@@ -142,10 +150,15 @@ def _tmpfs(spec: Spec) -> dict[str, str]:
     }
 
 
+def first_process(container: str) -> int:
+    """The process id of a container's first process, on the daemon's machine. Raises SandboxError."""
+    with failing_as_sandbox("cannot look at a container"):
+        return int(client().api.inspect_container(container)["State"]["Pid"])
+
+
 def memory_cgroup(container: str) -> Path | None:
     """Where this machine counts a container's memory, if the daemon is this machine's."""
-    with failing_as_sandbox("cannot look at a container"):
-        pid = client().api.inspect_container(container)["State"]["Pid"]
+    pid = first_process(container)
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -164,3 +177,32 @@ def oom_kills(group: Path | None) -> int:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
+
+
+def remove(container: str, image: str = "") -> None:
+    """Remove a container, and the image that it alone was made from; nothing happens if they are gone."""
+    import docker
+
+    with failing_as_sandbox("cannot remove a container"):
+        for kind, name in (("container", container), ("image", image)):
+            try:
+                if kind == "container":
+                    client().api.remove_container(name, force=True)
+                elif name:
+                    client().api.remove_image(name, force=True)
+            except docker.errors.NotFound:
+                continue
+            except docker.errors.APIError as error:
+                if "already in progress" not in str(error):
+                    raise
+                _wait_until_gone(name)
+
+
+def _wait_until_gone(container: str) -> None:
+    """The daemon is removing it by itself."""
+    import docker
+
+    with contextlib.suppress(docker.errors.NotFound):
+        for _ in range(100):
+            client().api.inspect_container(container)
+            time.sleep(0.05)

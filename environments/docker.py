@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import io
 import posixpath
 import tarfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +24,18 @@ from agentgym.environments.containers import (
     client,
     create,
     failing_as_sandbox,
+    first_process,
     labels,
     memory_cgroup,
     oom_kills,
+    remove,
 )
-from agentgym.environments.dockershell import Control, DockerShell, Wire
+from agentgym.environments.dockershell import Control, DockerShell, Wire, detach
 from agentgym.environments.folder import MAX_FILE_BYTES
 from agentgym.environments.images import ensure
 from agentgym.environments.leftovers import sweep_once
+from agentgym.environments.network import Proxy
+from agentgym.environments.pty import ENDED, SHELL, Terminal
 from agentgym.environments.sandbox import CommandResult, Sandbox, Snapshot
 from agentgym.environments.shell import quote, refusal
 from agentgym.environments.tars import checked, entries, inside, prefixes, tidy
@@ -52,7 +54,7 @@ class DockerSandbox(Sandbox):
 
     isolates = True
 
-    def __init__(self, spec: Spec, *, warm: int = 0) -> None:
+    def __init__(self, spec: Spec, *, warm: int = 0, waiting: bool = False) -> None:
         self.spec = spec
         self.pool = pool(spec, warm) if warm else None
         self.id = ""  # the container's
@@ -62,6 +64,9 @@ class DockerSandbox(Sandbox):
         self.control: Control | None = None
         self.committed = ""  # the image of a fork
         self.cwd = ""
+        self.waiting = waiting  # in a pool: nobody uses it yet
+        self.proxy: Proxy | None = None
+        self.terminal: Terminal | None = None
         self.key = f"docker/{new_id()}"
         self.busy, self.carrying = asyncio.Lock(), asyncio.Lock()
 
@@ -69,6 +74,7 @@ class DockerSandbox(Sandbox):
         guard.opened(self.key)
         if self.pool is not None and (ready := await self.pool.take()):
             self._adopt(ready)
+            await self._open_network()
             return
         await asyncio.to_thread(sweep_once)
         try:
@@ -80,9 +86,17 @@ class DockerSandbox(Sandbox):
                 raise SandboxError(f"a container of {self.spec.image!r} did not start: has the image {BASH}?")
             self.group, self.digest = await asyncio.to_thread(self._look)
             self.shell = await self._new_shell(self.spec.limits.output_bytes, self._kill_all)
+            if not self.waiting:
+                await self._open_network()
         except BaseException:
             await self.close()
             raise
+
+    async def _open_network(self) -> None:
+        """Let it reach the hosts of the list; needs to be root on the daemon's machine."""
+        if self.spec.allow:
+            self.proxy = Proxy(self.spec.allow)
+            await self.proxy.listen(await asyncio.to_thread(first_process, self.id))
 
     def _adopt(self, ready: DockerSandbox) -> None:
         """Take over a container that nobody has used."""
@@ -131,10 +145,34 @@ class DockerSandbox(Sandbox):
                     return int(said["ExitCode"])
         return 137
 
+    async def open_terminal(self) -> Terminal:
+        said = (await self.run("command -v stty env >/dev/null && env -0 | base64 -w0")).stdout
+        if self.terminal is not None:
+            self.terminal.close()
+        answer = await asyncio.to_thread(self._exec_terminal, base64.b64decode(said).decode("utf-8", "replace"))
+        self.terminal = Terminal(detach(answer))
+        return self.terminal
+
+    def _exec_terminal(self, environment: str) -> Any:
+        api = client().api
+        with failing_as_sandbox("no terminal can be had"):
+            exec_id = api.exec_create(
+                self.id,
+                [BASH, "-c", f"({SHELL}); printf %s {quote(ENDED.decode().rstrip())}; echo"],
+                stdin=True,
+                tty=True,
+                user=self.spec.user,
+                workdir=self.cwd or self.spec.workdir,
+                environment=[one for one in environment.split("\0") if "=" in one],
+            )["Id"]
+            return api.exec_start(exec_id, socket=True, tty=True)
+
     async def _kill_all(self) -> None:
         if self.control is None:
             raise SandboxError("the container is gone")
         await self.control.kill_all()
+        if self.terminal is not None:
+            self.terminal.close()
         if self.courier is not None and not self.carrying.locked():
             self.courier.wire.close()
             self.courier = None
@@ -303,6 +341,10 @@ class DockerSandbox(Sandbox):
 
     async def close(self) -> None:
         container, self.id = self.id, ""
+        if self.proxy is not None:
+            await self.proxy.close()
+        if self.terminal is not None:
+            self.terminal.close()
         for shell in (self.shell, self.courier):
             if shell is not None:
                 shell.wire.close()
@@ -325,32 +367,3 @@ class DockerSandbox(Sandbox):
 
 async def _nothing() -> None:
     """What ends the courier ends nothing else."""
-
-
-def remove(container: str, image: str = "") -> None:
-    """Remove a container, and the image that it alone was made from; nothing happens if they are gone."""
-    import docker
-
-    with failing_as_sandbox("cannot remove a container"):
-        for kind, name in (("container", container), ("image", image)):
-            try:
-                if kind == "container":
-                    client().api.remove_container(name, force=True)
-                elif name:
-                    client().api.remove_image(name, force=True)
-            except docker.errors.NotFound:
-                continue
-            except docker.errors.APIError as error:
-                if "already in progress" not in str(error):
-                    raise
-                _wait_until_gone(name)
-
-
-def _wait_until_gone(container: str) -> None:
-    """The daemon is removing it by itself."""
-    import docker
-
-    with contextlib.suppress(docker.errors.NotFound):
-        for _ in range(100):
-            client().api.inspect_container(container)
-            time.sleep(0.05)

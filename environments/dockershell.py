@@ -24,10 +24,7 @@ class Wire:
 
     def __init__(self, answer: Any, take: Callable[[int, bytes], None], end: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
-        self.socket = socket.socket(fileno=os.dup(answer.fileno()))
-        answer._response.close()  # docker's own reader: it would hold the connection open
-        answer.close()
-        self.socket.setblocking(False)
+        self.socket = detach(answer)
         self.take, self.end = take, end
         self.pending = bytearray()
         self.loop.add_reader(self.socket, self._ready)
@@ -76,6 +73,15 @@ class Wire:
             number, frame = self.pending[0], bytes(self.pending[HEADER : HEADER + size])
             del self.pending[: HEADER + size]
             self.take(number, frame)
+
+
+def detach(answer: Any) -> socket.socket:
+    """The connection that the SDK's answer stands for, as a socket of our own."""
+    made = socket.socket(fileno=os.dup(answer.fileno()))
+    answer._response.close()  # docker's own reader: it would hold the connection open
+    answer.close()
+    made.setblocking(False)
+    return made
 
 
 class DockerShell(Shell):

@@ -15,8 +15,9 @@ from agentgym.types import Struct
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOBODY = 65534
-# The first process of a namespace waits for the shell, adopts what that leaves behind, and ends with the shell.
-FIRST = ("/bin/sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exec <&- 3<&- >&- 2>&-; wait $!', "sh")
+# The first process of a namespace waits for the shell, adopts what that leaves behind, and ends with the shell. Job
+# control is on, because the shell would ignore interrupts otherwise.
+FIRST = ("--norc", "-c", 'set -m; exec 3<&0; "$@" <&3 3<&- & exec <&- 3<&- >&- 2>&-; wait $!', "bash")
 NAMESPACE = ("--pid", "--fork", "--kill-child", "--mount-proc")
 WITHOUT_PROC = ("--pid", "--fork", "--kill-child")  # where /proc cannot be mounted: `ps` shows the machine's processes
 AS_USER = ("--user", "--map-current-user")
@@ -55,14 +56,14 @@ def fence(kind: str = "") -> Fence:
 
 
 def _namespace() -> tuple[str, ...]:
-    unshare, setpriv = shutil.which("unshare", path=PATH), shutil.which("setpriv", path=PATH)
-    if not unshare:
+    unshare, setpriv, bash = (shutil.which(name, path=PATH) for name in ("unshare", "setpriv", "bash"))
+    if not unshare or not bash:
         return ()
     tied = (setpriv, "--pdeathsig", "KILL", "--") if setpriv else ()
     ways = [NAMESPACE, WITHOUT_PROC] if os.geteuid() == 0 else []
     for way in (*ways, (*AS_USER, *NAMESPACE), (*AS_USER, *WITHOUT_PROC)):
         if _works([*tied, unshare, *way, "/bin/sh", "-c", "[ $$ = 1 ]"]):
-            return (*tied, unshare, *way, *FIRST)
+            return (*tied, unshare, *way, bash, *FIRST)
     return ()
 
 

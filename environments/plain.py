@@ -33,12 +33,19 @@ from agentgym.environments.leftovers import (
     sweep_once,
 )
 from agentgym.environments.process import LocalShell
+from agentgym.environments.pty import ENDED, SHELL, Terminal
 from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, Snapshot
-from agentgym.environments.shell import refusal, shell_argv
+from agentgym.environments.shell import TERMINAL, quote, refusal, shell_argv
 from agentgym.environments.trees import copy, pack, unpack
 from agentgym.errors import SandboxError
 from agentgym.types import new_id
 
+# `script` makes the pseudo-terminal inside, so that programs find it by its name.
+START_TERMINAL = (
+    "command -v script setsid >/dev/null || { echo 'install util-linux (script)' >&2; false; } && "
+    f"{{ (setsid script -qef -E always -c {quote(SHELL)} /dev/null; printf %s {quote(ENDED.decode())}) "
+    f"<&{TERMINAL} >&{TERMINAL} 2>&1 {TERMINAL}<&- & }} && builtin disown"
+)
 MS_NOSUID, MS_NODEV = 2, 4
 
 
@@ -55,6 +62,8 @@ class LocalSandbox(Sandbox):
         self.shell: LocalShell | None = None
         self.cgroup: Cgroup | None = None
         self.cwd = ""
+        self.wired = False  # whether shells have a wire for a terminal
+        self.terminal: Terminal | None = None
         self.busy = asyncio.Lock()
 
     @property
@@ -118,7 +127,26 @@ class LocalSandbox(Sandbox):
         self.shell = self._new_shell()
         await self.shell.open(self.cwd)
 
+    async def open_terminal(self) -> Terminal:
+        self._started()
+        async with self.busy:
+            if self.terminal is not None:
+                self.terminal.close()
+            if self.shell is None or self.shell.ended.done() or self.shell.wire is None:
+                self.wired = True
+                await self._open_shell()
+            assert self.shell is not None and self.shell.wire is not None
+            result = await self.shell.run(START_TERMINAL, 10.0, wired=True)
+            if result.shell_replaced:
+                await self._end_shell()
+            if result.exit_code or self.shell is None:
+                raise SandboxError(f"no terminal can be had: {result.stderr.strip() or 'the shell has ended'}")
+            self.terminal = Terminal(self.shell.wire.dup())
+            return self.terminal
+
     async def _end_shell(self) -> None:
+        if self.terminal is not None:
+            self.terminal.close()
         if self.shell is not None:
             shell, self.shell = self.shell, None
             await shell.close()
@@ -221,6 +249,7 @@ class PlainSandbox(LocalSandbox):
             cwd=root,
             env={"PATH": PATH, "HOME": str(root), "LANG": "C.UTF-8", "TERM": "dumb", MARK: self.mark},
             limit=self.limits.output_bytes,
+            terminal=self.wired,
         )
 
     def _sweep(self) -> None:

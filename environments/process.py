@@ -32,17 +32,34 @@ Sweep = Callable[[], None]  # ends what killing the process group does not
 class LocalShell(Shell):
     """A bash of this machine. `sweep` ends what has left its process group."""
 
-    def __init__(self, argv: Sequence[str], sweep: Sweep, *, cwd: Path, env: dict[str, str], limit: int) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        sweep: Sweep,
+        *,
+        cwd: Path,
+        env: dict[str, str],
+        limit: int,
+        terminal: bool = False,
+    ) -> None:
         super().__init__(limit)
         self.sweep = sweep
         self.loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self.process = _spawn(argv, theirs.fileno(), cwd, env)
-            except OSError as error:
-                ours.close()
-                raise SandboxError(f"cannot start a shell: {error}") from error
+        pair: tuple[socket.socket | None, socket.socket | None] = socket.socketpair() if terminal else (None, None)
+        self.wire, wire = pair
+        self.wire_in = wire.fileno() if wire else -1
+        try:
+            self.process = _spawn(argv, theirs.fileno(), cwd, env, [wire.fileno()] if wire else [])
+        except OSError as error:
+            for end in (ours, self.wire):
+                if end is not None:
+                    end.close()
+            raise SandboxError(f"cannot start a shell: {error}") from error
+        finally:
+            for end in (theirs, wire):
+                if end is not None:
+                    end.close()
         ours.setblocking(False)
         self.socket = ours
         assert self.process.stdout is not None and self.process.stderr is not None
@@ -52,12 +69,13 @@ class LocalShell(Shell):
         for pipe in self.pipes:
             os.set_blocking(pipe, False)
         self.first: list[int] = []  # handles of the launcher's children
+        self.inside: list[int] = []  # and their process ids
         self.handle = os.pidfd_open(self.process.pid)
         self.loop.add_reader(self.handle, self._note_end)
 
     async def open(self, cwd: str = "") -> None:
         await super().open(cwd)
-        self.first = children(self.process.pid)
+        self.first, self.inside = children(self.process.pid)
 
     async def send(self, data: bytes) -> None:
         await self.loop.sock_sendall(self.socket, data)
@@ -101,6 +119,8 @@ class LocalShell(Shell):
             self.process.stdout.close()
             self.process.stderr.close()
             self.socket.close()
+            if self.wire is not None:
+                self.wire.close()
             os.close(self.handle)
             self.handle = -1
 
@@ -137,17 +157,20 @@ class LocalShell(Shell):
             self.ended.set_result(end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status)
 
 
-def children(pid: int) -> list[int]:
-    """Handles of the children of a process that is not reaped; none where the kernel does not list them."""
-    found: list[int] = []
+def children(pid: int) -> tuple[list[int], list[int]]:
+    """(handles, ids) of the children of a process that is not reaped; none where the kernel does not list them."""
+    handles, ids = list[int](), list[int]()
     with contextlib.suppress(OSError):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(OSError):
-                found.append(os.pidfd_open(int(child)))
-    return found
+                handles.append(os.pidfd_open(int(child)))
+                ids.append(int(child))
+    return handles, ids
 
 
-def _spawn(argv: Sequence[str], stdin: int, cwd: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(
+    argv: Sequence[str], stdin: int, cwd: Path, env: dict[str, str], passed: Sequence[int]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         stdin=stdin,
@@ -155,5 +178,6 @@ def _spawn(argv: Sequence[str], stdin: int, cwd: Path, env: dict[str, str]) -> s
         stderr=subprocess.PIPE,
         cwd=cwd,
         env=env,
+        pass_fds=passed,
         start_new_session=True,
     )

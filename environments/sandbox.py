@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
+from agentgym.environments.pty import Terminal
 from agentgym.errors import SandboxError, UsageError
 from agentgym.registry import nearest
 from agentgym.types import Struct
@@ -118,6 +120,13 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
+    async def open_terminal(self) -> Terminal:
+        """A terminal among the processes of the shell, in its directory; one at a time.
+
+        It ends with the shell, at a time-out for instance. Raises SandboxError if none can be had.
+        """
+
+    @abstractmethod
     async def fork(self) -> Sandbox:
         """A started sandbox with a copy of the files; neither sees what the other does. The shell is a new one."""
 
@@ -139,12 +148,14 @@ def open_sandbox(
     *,
     image: str = "",
     network: str = "none",
+    allow: Sequence[str] = (),
     run_id: str = "",
     trusted: bool = True,
     workdir: str = "/work",
     writable: bool = False,
     user: str = "1000:1000",
     warm: int = 0,
+    terminal: bool = False,
 ) -> Sandbox:
     """A sandbox, not yet started.
 
@@ -153,6 +164,8 @@ def open_sandbox(
             plain.
         image: docker's image, by name; never pulled here. The other kinds have the machine's own system.
         network: `none`, or `host` for the machine's own (bubblewrap), or a Docker network's name.
+        allow: hosts that may be reached all the same, through a proxy: `host`, `*.host`, `host:port` (see `network`);
+            bubblewrap, and docker for root on the daemon's machine.
         run_id: written on everything that it makes, so that what a killed run left can be told.
         trusted: whether the task is; plain refuses one that is not.
         workdir: what the working directory is called inside; plain has it under a temporary name.
@@ -160,6 +173,7 @@ def open_sandbox(
             files, and `workdir` is the image's own directory; else the system is read-only and the working directory
             starts empty. With bubblewrap it is `/`, empty but for the system's directories, which stay read-only.
         user: with docker, the user (uid:gid) that commands run as.
+        terminal: whether a terminal will be opened; without, a first one costs the shell that is there.
         warm: with docker, how many containers like this one are kept ready; needs a running event loop.
 
     Raises:
@@ -167,10 +181,12 @@ def open_sandbox(
         SandboxError: what was asked for does not work here.
     """
     from agentgym.environments.bubblewrap import BubblewrapSandbox, why_not
-    from agentgym.environments.plain import PlainSandbox
+    from agentgym.environments.plain import LocalSandbox, PlainSandbox
 
     if kind not in KINDS:
         raise UsageError(f"unknown sandbox {kind!r}{nearest(kind, KINDS)}; known: {', '.join(KINDS)}")
+    if allow and network != "none":
+        raise UsageError("a list of allowed hosts goes with network='none'")
     limits = limits or Limits()
     if kind == "docker" or (kind == "auto" and image):
         from agentgym.environments.containers import Spec, no_docker
@@ -180,8 +196,8 @@ def open_sandbox(
             raise SandboxError(f"docker does not work here: {problem}")
         return DockerSandbox(
             Spec(
-                image=image or DEFAULT_IMAGE, limits=limits, network=network, run_id=run_id, workdir=workdir, user=user,
-                writable=writable,
+                image=image or DEFAULT_IMAGE, limits=limits, network=network, allow=tuple(allow), run_id=run_id,
+                workdir=workdir, user=user, writable=writable,
             ),
             warm=warm,
         )  # fmt: skip
@@ -191,9 +207,16 @@ def open_sandbox(
     if kind == "plain" or problem:
         if not trusted:
             raise UsageError("the plain sandbox has no walls and takes no untrusted task: install bubblewrap or docker")
+        if allow:
+            raise UsageError("the plain sandbox holds nobody to a list of hosts: install bubblewrap or docker")
         warn_not_isolated(problem)
-        return PlainSandbox(limits, run_id=run_id)
-    return BubblewrapSandbox(limits, run_id=run_id, network=network, workdir=workdir, writable=writable)
+        made: LocalSandbox = PlainSandbox(limits, run_id=run_id)
+    else:
+        made = BubblewrapSandbox(
+            limits, run_id=run_id, network=network, workdir=workdir, writable=writable, allow=allow
+        )
+    made.wired = terminal
+    return made
 
 
 @functools.cache

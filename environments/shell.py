@@ -27,12 +27,13 @@ START_S = 30.0  # for a shell to answer
 DRAIN_S = 0.5  # for the streams to run dry once the shell has ended
 BASH = "/usr/local/bin:/usr/bin:/bin"
 
-SETUP = r"exec 60<&0 61>&1 62>&2 >/dev/null 2>/dev/null" "\n"
+SETUP = r"exec 60<&0 61>&1 62>&2%s >/dev/null 2>/dev/null" "\n"
+TERMINAL = 63  # the descriptor of a terminal's wire, where there is one
 # `$?` is as the last command left it, but where a failing line would end the shell.
 CODE = r"__agentgym() { return %d; }; [[ $- == *e* ]] || __agentgym; "
 LINE = (
     r"LC_ALL=C \builtin read -r -N %d -u 60 __agentgym; %s"
-    r'\builtin eval "$__agentgym" </dev/null >&61 2>&62 60<&- 61>&- 62>&-; __agentgym=$?; '
+    r'\builtin eval "$__agentgym" </dev/null >&61 2>&62 60<&- 61>&- 62>&-%s; __agentgym=$?; '
     r"\builtin mapfile -d '' -n 1 -u 60 __agentgym_word; "
     r'\builtin printf "%%s%%d %%s\0" "${__agentgym_word[0]}" "$__agentgym" "${PWD-}" >&61; '
     r'\builtin printf "%%s\0" "${__agentgym_word[0]}" >&62; \builtin unset __agentgym __agentgym_word; '
@@ -79,6 +80,7 @@ class Shell(ABC):
         self.cwd = ""
         self.fresh = True
         self.binary = False  # only the bytes of standard output are wanted
+        self.wire_in = -1  # the number that a terminal's wire has when the shell starts, if it has one
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
@@ -101,10 +103,14 @@ class Shell(ABC):
             await self.kill()
             raise SandboxError(f"the sandbox did not start: {result.stderr.strip()[-300:] or 'no answer'}")
 
-    async def run(self, command: str, timeout_s: float) -> CommandResult:
-        """Run one command to its end; the shell has ended too if the result says `shell_replaced`."""
+    async def run(self, command: str, timeout_s: float, *, wired: bool = False) -> CommandResult:
+        """Run one command to its end; the shell has ended too if the result says `shell_replaced`.
+
+        Args:
+            wired: whether the command has the terminal's wire, as descriptor TERMINAL.
+        """
         begun = time.monotonic()
-        exchange: asyncio.Future[Any] = asyncio.ensure_future(self._exchange(command.encode("utf-8", "replace")))
+        exchange: asyncio.Future[Any] = asyncio.ensure_future(self._exchange(command.encode("utf-8", "replace"), wired))
         try:
             either: list[asyncio.Future[Any]] = [exchange, self.ended]
             await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -126,11 +132,12 @@ class Shell(ABC):
             if not exchange.cancelled():
                 exchange.exception()
 
-    async def _exchange(self, command: bytes) -> tuple[int, str]:
+    async def _exchange(self, command: bytes, wired: bool) -> tuple[int, str]:
         word = secrets.token_hex(16).encode()
         out, err = self.out.expect(word), self.err.expect(word)
-        line = LINE % (len(command), CODE % self.code if self.code else "")
-        setup, self.fresh = SETUP if self.fresh else "", False
+        line = LINE % (len(command), CODE % self.code if self.code else "", "" if wired else f" {TERMINAL}<&-")
+        wire = f" {TERMINAL}<&{self.wire_in} {self.wire_in}<&-" if self.wire_in >= 0 else ""
+        setup, self.fresh = SETUP % wire if self.fresh else "", False
         self.listen()
         await self.send((setup + line).encode() + command + word + b"\0")
         code, _, cwd = (await out).partition(b" ")

@@ -13,26 +13,24 @@ import msgspec
 
 from agentgym.env import Info
 from agentgym.environments import patches
-from agentgym.environments.acting import ShellEnv
+from agentgym.environments.acting import ShellEnv, ShellSettings
 from agentgym.environments.defences import strays
 from agentgym.environments.swe_grade import (
+    LIMITS,
     Instance,
     PatchReport,
     Trees,
     grade_patch,
     instance_of,
-    open_with,
+    opening,
     run_paths,
+    started,
     trees_of,
 )
 from agentgym.environments.toolbox import PLACE, toolbox, wrapper
 from agentgym.errors import SandboxError, UsageError
 from agentgym.types import Message, Task
 
-SYSTEM = (
-    "You work in a Linux shell, in the root of a source repository. Change it so that the problem is solved; the tests "
-    "that count are hidden. Answer with one ```bash block holding one command. Say when you are done."
-)
 CHUNK = 50_000  # characters of a patch in one message of the oracle
 INFO_PATCH = 100_000  # characters of the patch that the info keeps
 REWARDS = ("resolved", "share")
@@ -48,29 +46,14 @@ class SWEEnv(ShellEnv):
     """
 
     name = "swe"
+    defaults = ShellSettings(max_steps=50, max_parse_errors=3, command_timeout_s=60.0, max_output_chars=8000)
+    place = (
+        "You work in a Linux shell, in the root of a source repository. Change it so that the problem is solved; the tests "
+        "that count are hidden."
+    )
 
-    def __init__(
-        self,
-        *,
-        sandbox: str = "auto",
-        max_steps: int = 50,
-        protocol: str = "block",
-        max_parse_errors: int = 3,
-        command_timeout_s: float = 60.0,
-        max_output_chars: int = 8000,
-        system_prompt: str | None = None,
-        reward: str = "resolved",
-        test_timeout_s: float | None = None,
-    ) -> None:
-        super().__init__(
-            sandbox=sandbox,
-            max_steps=max_steps,
-            protocol=protocol,
-            max_parse_errors=max_parse_errors,
-            command_timeout_s=command_timeout_s,
-            max_output_chars=max_output_chars,
-            system_prompt=SYSTEM if system_prompt is None else system_prompt,
-        )
+    def __init__(self, *, reward: str = "resolved", test_timeout_s: float | None = None, **shared: Any) -> None:
+        super().__init__(**shared)
         if reward not in REWARDS:
             raise UsageError(f"swe: unknown reward {reward!r}; known: {', '.join(REWARDS)}")
         self.reward = reward
@@ -88,10 +71,10 @@ class SWEEnv(ShellEnv):
         self.instance: Instance = instance
         base = None
         if instance.image:
-            self.sandbox = await open_with(instance, self.kind)
+            self.sandbox = await started(self._sandbox(task, LIMITS, **opening(instance)))
             base = patches.read_tar(await self.sandbox.download("."))
         self.trees: Trees = await asyncio.to_thread(trees_of, instance, base)
-        self.sandbox = self.sandbox or await open_with(instance, self.kind)
+        self.sandbox = self.sandbox or await started(self._sandbox(task, LIMITS, **opening(instance)))
         await self._lay_out()
 
     async def _lay_out(self) -> None:
@@ -107,8 +90,6 @@ class SWEEnv(ShellEnv):
         await self.sandbox.run(f'export PATH="$PWD/{PLACE}/bin:$PATH" GIT_PAGER=cat PAGER=cat')
 
     async def _judge(self, said: str) -> tuple[float, Info]:
-        assert self.sandbox is not None
-        await self.sandbox.stop()
         try:
             patch = await self.patch()
         except SandboxError as error:

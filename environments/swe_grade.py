@@ -177,9 +177,13 @@ def _patched(base: Tree, patch: str) -> Tree:
         raise TaskError(f"the task's own patch does not apply: {error}") from error
 
 
-async def open_with(instance: Instance, kind: str) -> Sandbox:
-    """A started sandbox for an instance, empty but for what its image has."""
-    sandbox = open_sandbox(kind, LIMITS, image=instance.image, workdir=instance.workdir)
+def opening(instance: Instance) -> dict[str, Any]:
+    """How a sandbox for an instance is opened: empty but for what its image has."""
+    return {"image": instance.image, "workdir": instance.workdir, "writable": bool(instance.image)}
+
+
+async def started(sandbox: Sandbox) -> Sandbox:
+    """The sandbox, started; closed if that fails."""
     try:
         await sandbox.start()
     except BaseException:
@@ -200,7 +204,7 @@ async def grade_patch(instance: Instance, trees: Trees, patch: str, *, kind: str
         return PatchReport(resolved=False, applied=False, failed=(f"the patch does not apply: {error}",))
     tree, hacks = await asyncio.to_thread(defend, trees.base, after, trees.gold, named=trees.test_files)
     tree = overlay(tree, trees.tested, trees.changed_tests)
-    sandbox = await open_with(instance, kind)
+    sandbox = await started(open_sandbox(kind, LIMITS, **opening(instance)))
     try:
         await _lay_out(sandbox, instance, trees.base, tree)
         result = await sandbox.run(_command(instance, trees, tree), timeout_s=instance.timeout_s)

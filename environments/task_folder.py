@@ -23,10 +23,10 @@ import msgspec
 
 from agentgym.env import Info
 from agentgym.environments import patches
-from agentgym.environments.acting import ShellEnv
+from agentgym.environments.acting import ShellEnv, ShellSettings
 from agentgym.environments.grading import GOOD, Results, parse_pytest, parser_of
 from agentgym.environments.patches import EXECUTABLE, Blob, Tree
-from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, open_sandbox
+from agentgym.environments.sandbox import CommandResult, Limits, Sandbox
 from agentgym.environments.shims import shims
 from agentgym.errors import SandboxError, TaskError, UsageError
 from agentgym.types import Message, Struct, Task, new_id
@@ -62,29 +62,10 @@ class TaskFolderEnv(ShellEnv):
     """
 
     name = "task-folder"
+    defaults = ShellSettings(max_steps=30, max_parse_errors=3, command_timeout_s=60.0, max_output_chars=8000)
 
-    def __init__(
-        self,
-        *,
-        sandbox: str = "auto",
-        max_steps: int = 30,
-        protocol: str = "block",
-        max_parse_errors: int = 3,
-        command_timeout_s: float = 60.0,
-        max_output_chars: int = 8000,
-        system_prompt: str | None = None,
-        image: str = "",
-        partial_credit: bool = False,
-    ) -> None:
-        super().__init__(
-            sandbox=sandbox,
-            max_steps=max_steps,
-            protocol=protocol,
-            max_parse_errors=max_parse_errors,
-            command_timeout_s=command_timeout_s,
-            max_output_chars=max_output_chars,
-            system_prompt=system_prompt,
-        )
+    def __init__(self, *, image: str = "", partial_credit: bool = False, **shared: Any) -> None:
+        super().__init__(**shared)
         self.image, self.partial_credit = image, partial_credit
 
     async def oracle(self, task: Task) -> list[Message]:
@@ -102,7 +83,7 @@ class TaskFolderEnv(ShellEnv):
         given = _read(task)
         image = self.image or given.image
         self.given = msgspec.structs.replace(given, image=image)
-        self.sandbox = open_sandbox(self.kind, LIMITS, image=image, workdir=given.workdir, writable=True)
+        self.sandbox = self._sandbox(task, LIMITS, image=image, workdir=given.workdir, writable=True)
         await self.sandbox.start()
         if not self.sandbox.isolates:
             raise UsageError("task folders name absolute paths: they need the sandbox bubblewrap or docker")
@@ -113,7 +94,6 @@ class TaskFolderEnv(ShellEnv):
 
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.sandbox is not None
-        await self.sandbox.stop()  # nothing of the agent is alive when its files are copied, and the copy is the tests'
         try:
             fork = await self.sandbox.fork()
         except SandboxError as error:

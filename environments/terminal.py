@@ -16,7 +16,7 @@ from typing import Any
 
 from agentgym.env import Info
 from agentgym.environments.acting import ShellEnv
-from agentgym.environments.sandbox import Sandbox, Snapshot, open_sandbox
+from agentgym.environments.sandbox import Sandbox, Snapshot
 from agentgym.environments.verify import Verdict, printable, verify
 from agentgym.errors import AgentgymError, InfrastructureError, TaskError
 from agentgym.types import Message, Task
@@ -35,41 +35,21 @@ class TerminalEnv(ShellEnv):
 
     name = "terminal"
 
-    def __init__(
-        self,
-        *,
-        sandbox: str = "auto",
-        max_steps: int = 8,
-        protocol: str = "block",
-        max_parse_errors: int = 2,
-        command_timeout_s: float = 20.0,
-        max_output_chars: int = 2000,
-        system_prompt: str | None = None,
-        partial_credit: bool = False,
-    ) -> None:
-        super().__init__(
-            sandbox=sandbox,
-            max_steps=max_steps,
-            protocol=protocol,
-            max_parse_errors=max_parse_errors,
-            command_timeout_s=command_timeout_s,
-            max_output_chars=max_output_chars,
-            system_prompt=system_prompt,
-        )
+    def __init__(self, *, partial_credit: bool = False, **shared: Any) -> None:
+        super().__init__(**shared)
         self.partial_credit = partial_credit
 
     async def oracle(self, task: Task) -> list[Message]:
         return self.script(list(task.data.get("solution", ())))
 
     async def _open(self, task: Task) -> None:
-        self.sandbox = open_sandbox(self.kind)
+        self.sandbox = self._sandbox(task)
         await self.sandbox.start()
         await _set_up(self.sandbox, task)
         self.before: Snapshot = await self.sandbox.snapshot()
 
     async def _judge(self, said: str) -> tuple[float, Info]:
         assert self.task is not None and self.sandbox is not None
-        await self.sandbox.stop()  # what is judged is what the agent left, not what it is still writing
         after = await self.sandbox.snapshot()
         verdicts = grade(self.task, self.before, after)
         solved = all(verdict.ok for verdict in verdicts)

@@ -67,7 +67,7 @@ class Pool:
     async def _start_one(self) -> None:
         from agentgym.environments.docker import DockerSandbox
 
-        made = DockerSandbox(self.spec)
+        made = DockerSandbox(self.spec, waiting=True)
         with contextlib.suppress(SandboxError):  # whoever needs one meets the same failure and reports it
             await made.start()
             self.ready.append(made)

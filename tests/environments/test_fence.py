@@ -43,6 +43,7 @@ async def test_signals_and_exit_codes_are_as_without_it(namespace: PlainSandbox)
     assert (await namespace.run("kill -TERM $$; exit 7")).exit_code in (7, 143)
     assert (await namespace.run("(exit 5); exit $?")).exit_code == 5
     assert (await namespace.run("kill -9 1; sleep 0.1; echo alive")).stdout == "alive\n"
+    assert (await namespace.run("grep SigIgn /proc/self/status")).stdout.split()[1].endswith("0000")
 
 
 async def test_orphans_are_reaped(namespace: PlainSandbox) -> None:

@@ -198,7 +198,7 @@ async def test_misuse_is_the_callers_fault() -> None:
     with pytest.raises(UsageError, match="task"):
         await env.reset()
     with pytest.raises(UsageError, match="protocol"):
-        TerminalEnv(protocol="tools")
+        TerminalEnv(protocol="tool")
     with pytest.raises(UsageError, match="max_steps"):
         TerminalEnv(max_steps=0)
 
