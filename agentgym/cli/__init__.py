@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from agentgym.cli import catalogue, evaluation, images, inspect, training
+from agentgym.cli import catalogue, evaluation, images, inspect, serving, training
 from agentgym.cli.options import hint, import_modules
 from agentgym.errors import AgentgymError
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     name="agentgym", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__,
     rich_markup_mode=None,
 )  # fmt: skip
-for module in (training, evaluation, catalogue, images, inspect):
+for module in (training, evaluation, serving, catalogue, images, inspect):
     module.add_to(app)
 
 

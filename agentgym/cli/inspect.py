@@ -18,6 +18,7 @@ from rich.text import Text
 
 from agentgym.cli.console import err, in_words, out, print_json
 from agentgym.evaluate import Evaluation
+from agentgym.gateway.ledger import Ledger
 from agentgym.metrics import read_metrics
 from agentgym.results import evaluation_table
 from agentgym.run import owner_of, read_config, read_json
@@ -77,12 +78,21 @@ def _shown(run: Path, everything: bool) -> Group:
     if found["samples"]:
         lines.append("samples: " + _listed(found["samples"]))
     lines += _turn_lines(found["turns"], everything)
+    lines += _gateway_lines(found["gateway"])
     failures = list(found["failures"].items())
     shown = failures if everything else failures[:MOST_FAILURES]
     lines += [f"  {number} x {reason if everything else reason[:LONGEST_REASON]}" for reason, number in shown]
     if len(failures) > len(shown):
         lines.append(f"  and {len(failures) - len(shown)} more reasons (--all)")
     return Group(Text("\n".join(lines)), *_metrics(found["last"], everything))
+
+
+def _gateway_lines(gateway: dict[str, dict[str, int]]) -> list[str]:
+    """How the gateway took its requests, and what became of the turns: both sums are that of all turns."""
+    if not gateway.get("fates"):
+        return []
+    total = sum(gateway["fates"].values())
+    return [f"gateway: {total} turns: {_listed(gateway['fates'])}", f"  taken as {_listed(gateway['taken'])}"]
 
 
 def _turn_lines(turns: dict[str, Any], everything: bool) -> list[str]:
@@ -234,12 +244,16 @@ def _status(run: Path) -> dict[str, Any]:
     episodes, failures, samples = store.counts(), store.failures(), store.sample_counts()
     turns = _turns(store.turn_counts(), config.judge.kind != "none")
     store.close()
+    ledger = Ledger(run / "store.sqlite", read_only=True)
+    gateway = ledger.counts()
+    ledger.close()
     lines = read_metrics(run)
     owner = owner_of(run)
     kept = progress.get("evaluations", {})
     evaluations = {stage: msgspec.convert(body, Evaluation) for stage, body in kept.items()}
     return {
         "owner": owner,
+        "gateway": gateway,
         "step": lines[-1]["step"] if lines else 0,
         "steps": config.trainer.steps,
         "finished": progress.get("finished_steps") == config.trainer.steps,

@@ -77,7 +77,9 @@ class Keys:
         except OSError as error:
             if self._keys:
                 return  # those known so far go on
-            raise UsageError(f"gateway.keys={self.path}: {error.strerror}") from error
+            raise UsageError(
+                f"gateway.keys={self.path}: {error.strerror}: `agentgym serve CONFIG --new-key USER` makes a key"
+            ) from error
         except msgspec.MsgspecError as error:
             raise UsageError(f"gateway.keys={self.path}: a line is no key: {error}") from error
 

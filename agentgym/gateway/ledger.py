@@ -187,6 +187,34 @@ class Ledger(Database):
         )
         return dict(self._all(query))
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Fates and how turns were taken; empty where no gateway ever served."""
+        return {"fates": self.fates(), "taken": self.taken()} if self._has_table("gateway_turns") else {}
+
+    def overview(self, limit: int) -> list[dict[str, Any]]:
+        """How the last turns were taken, why, and what became of them; the newest last."""
+        if not self._has_table("gateway_turns"):
+            return []
+        query = "SELECT body, fate, ending FROM gateway_turns ORDER BY number DESC LIMIT ?"
+        found = []
+        for body, fate, ending in self._all(query, (limit,))[::-1]:
+            turn = _turn(zlib.decompress(body))
+            taken = msgspec.to_builtins(turn.taken)
+            taken.pop("next_state", None)
+            found.append(
+                {
+                    "id": turn.id,
+                    "user": turn.user,
+                    "created": turn.created,
+                    "state": turn.state,
+                    "label": "",
+                    **taken,
+                    "fate": fate,
+                    "ending": ending,
+                }
+            )
+        return found
+
     # --- a user's data -----------------------------------------------------------------------------------------------
 
     def sessions(self, user: str, *, limit: int = 100, before: float | None = None) -> list[dict[str, Any]]:

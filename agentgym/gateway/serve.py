@@ -11,7 +11,7 @@ from pathlib import Path
 
 import uvicorn
 
-from agentgym.config import Config
+from agentgym.config import Config, GatewayConfig
 from agentgym.errors import UsageError
 from agentgym.gateway.app import make_app
 from agentgym.gateway.keep import load_hook
@@ -26,9 +26,9 @@ BACKLOG = 2048
 
 @asynccontextmanager
 async def served(
-    policy: ServingPolicy, config: Config, store: Path, *, model: str = ""
+    policy: ServingPolicy, config: Config, store: Path, *, model: str = "", listening: socket.socket | None = None
 ) -> AsyncIterator[tuple[Gateway, str]]:
-    """A gateway that serves on `gateway.host` and `gateway.port`, and its URL, while it is entered.
+    """A gateway that serves on `gateway.host` and `gateway.port` (or the socket given), and its URL, while it is entered.
 
     Raises:
         UsageError: the port is taken, or the gateway would be open to everybody.
@@ -38,7 +38,7 @@ async def served(
     if not isinstance(policy, TokenServer):
         raise UsageError(f"{type(policy).__name__} does not stream token ids: set another engine.backend")
     keys = Keys(keys_file(settings))
-    listening = _listen(settings.host, settings.port)
+    listening = listening or listen(settings)
     async with Gateway(policy, config, Ledger(store), model=model, redact=load_hook(settings.redact)) as gateway:
         server = _Server(
             uvicorn.Config(
@@ -69,7 +69,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(settings: GatewayConfig) -> socket.socket:
+    """The socket on which a gateway serves; raises UsageError if the port is taken."""
+    host, port = settings.host, settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
