@@ -1,9 +1,10 @@
-"""The command line with the letter environment registered: `python -m tests.letters train ...`."""
+"""The command line with the letter and the cipher environment registered: `python -m tests.letters train ...`."""
 
 from __future__ import annotations
 
 import agentgym
 from agentgym.cli import main
+from benchmarks.cipher import Cipher, CipherEnv
 from tests.fakes import LetterEnv, Letters
 
 SMALL = [
@@ -17,6 +18,8 @@ def register() -> None:
     """Make the environment and its tasks known by name."""
     agentgym.register("letters", LetterEnv)
     agentgym.register_tasks("letters", Letters)
+    agentgym.register("cipher", CipherEnv)
+    agentgym.register_tasks("cipher", Cipher)
 
 
 if __name__ == "__main__":
