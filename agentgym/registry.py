@@ -97,6 +97,7 @@ ENVIRONMENTS.register("task-folder", "agentgym.environments.task_folder:TaskFold
 ENVIRONMENTS.register("agentbench-os", "agentgym.environments.agentbench_os:AgentBenchOSEnv")
 ENVIRONMENTS.register("gui", "agentgym.environments.gui:GuiEnv")
 ENVIRONMENTS.register("swe", "agentgym.environments.swe:SWEEnv")
+ENVIRONMENTS.register("toolcall", "agentgym.environments.toolcall:ToolCallEnv")
 TASK_SETS.register("terminal/basics", "agentgym.tasks.terminal_basics:TerminalBasics")
 TASK_SETS.register("terminal/folders", "agentgym.tasks.task_folders:TaskFolders")
 TASK_SETS.register("agentbench/os", "agentgym.tasks.agentbench_os:AgentBenchOS")

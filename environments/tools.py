@@ -38,7 +38,7 @@ class ToolResult(Struct, frozen=True, kw_only=True, omit_defaults=False):
     id: str
     name: str
     content: str
-    error: str = ""  # "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout"
+    error: str = ""  # "unknown_tool", "bad_json", "bad_arguments", "exception", "timeout", "refused"
     seconds: float = 0.0
 
     @property
@@ -192,16 +192,16 @@ class Toolbox:
                 if self.tools.setdefault(tool.spec.name, tool) is not tool:
                     raise TaskError(f"two tools are called {tool.spec.name!r}")
 
-    async def call(self, call: ToolCall) -> ToolResult:
+    async def call(self, call: ToolCall, timeout_s: float | None = None) -> ToolResult:
         """What a call comes to. Raises InfrastructureError where the machine is at fault, never for the policy's."""
         began = time.monotonic()
-        error, value = await self._answer(call)
+        error, value = await self._answer(call, timeout_s or self.timeout_s)
         content = serialise(value if not error else f"error: {value}", self.max_chars)
         return ToolResult(
             id=call.id, name=call.name, content=content, error=error, seconds=round(time.monotonic() - began, 4)
         )
 
-    async def _answer(self, call: ToolCall) -> tuple[str, Any]:
+    async def _answer(self, call: ToolCall, timeout_s: float) -> tuple[str, Any]:
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools)
@@ -214,11 +214,11 @@ class Toolbox:
         except ValueError as problem:
             return "bad_json", f"the arguments of {call.name} {problem}"
         try:
-            return "", await tool.call(arguments, self.timeout_s)
+            return "", await tool.call(arguments, timeout_s)
         except Misfit as misfit:
             return "bad_arguments", f"{call.name}: {misfit}"
         except (TimeoutError, TimeUp):
-            return "timeout", f"{call.name} took longer than {self.timeout_s:g} s"
+            return "timeout", f"{call.name} took longer than {timeout_s:.3g} s"
         except InfrastructureError:
             raise
         except asyncio.CancelledError:

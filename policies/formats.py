@@ -30,6 +30,7 @@ MAX_ERRORS = 16  # that are told of one message; what follows them is not read
 MAX_MISSES = 64  # values that could not be read, told or not
 INVENTED = "what follows a tool result in your own message was not read: results come from the environment alone"
 TOO_MANY = "there are too many malformed calls: the rest of the message was not read"
+UNFINISHED = "your thinking was cut off before it ended: nothing was answered"
 CUT_OFF = "it is cut off before it ends"
 
 
@@ -89,6 +90,9 @@ class Format(ABC):
 
     def _read_all(self, reading: Reading, thinking: bool) -> None:
         text = reading.text
+        if thinking and THINK_END not in text:
+            reading.errors.append(UNFINISHED)
+            return
         at = self.whole(reading, _after(text, THINK_END, 0) if thinking else 0)
         while found := self._marks.search(text, at):
             mark = found[0]
