@@ -12,10 +12,10 @@ bin := $(VENV)/bin
 seed := $(if $(SEED),--seed $(SEED))
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart learn test test-slow chaos bench lint format docs clean
+.PHONY: help install quickstart learn test test-slow chaos bench bench-learning lint format docs clean
 
 help: ## show this
-	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 24
 	@echo
 	@echo "  SEED=1 and SET='key=value ...' go to quickstart and learn, PYTEST='-k name' to test"
 
@@ -48,6 +48,9 @@ chaos: install ## a hundred random kills of a training run, whose books must bal
 
 bench: install ## rollout and trainer speed as shares of what the machine can do
 	@$(bin)/python -m benchmarks.run
+
+bench-learning: install ## RL only, OPD only and both on a synthetic task, five seeds: table and plot (half an hour)
+	@$(bin)/python -m benchmarks.learning $(if $(SEED),--first-seed $(SEED))
 
 docs: install ## make docs/config.md from the schema
 	@$(bin)/python -m scripts.config_docs

@@ -24,11 +24,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One curve (or, with `dots`, separate points with their intervals)."""
+    """One curve (or, with `dots`, separate points with their intervals; with `band`, the intervals as a band)."""
 
     name: str
     points: Sequence[Point]
     dots: bool = False
+    band: bool = False
 
     def finite(self) -> list[Point]:
         """The points that have a value."""
@@ -153,7 +154,19 @@ def _marks(series: Series, scale: Scale, colour: str, percent: bool) -> str:
             strokes[-1].append("{:.1f},{:.1f}".format(*scale.at(point.x, point.y)))
     lines = "".join(f'<polyline class="{colour} line" points="{" ".join(stroke)}"/>' for stroke in strokes if stroke)
     last = series.finite()[-1]
+    if series.band:
+        lines = _band(series, scale, colour) + lines
+        last = Point(last.x, last.y)
     return lines + _dot(last, series.name, scale, colour, percent, radius=2.5)
+
+
+def _band(series: Series, scale: Scale, colour: str) -> str:
+    """The area between the lower and the upper ends of the intervals."""
+    known = [(point.x, point.low, point.high) for point in series.finite() if None not in (point.low, point.high)]
+    upper = [scale.at(x, high) for x, _, high in known if high is not None]
+    lower = [scale.at(x, low) for x, low, _ in reversed(known) if low is not None]
+    corners = " ".join(f"{across:.1f},{down:.1f}" for across, down in [*upper, *lower])
+    return f'<polygon class="{colour} band" points="{corners}"/>' if corners else ""
 
 
 def _dot(point: Point, name: str, scale: Scale, colour: str, percent: bool, radius: float = 4) -> str:

@@ -55,11 +55,11 @@ class Cipher(TaskSet):
 
 
 class CipherEnv(Env):
-    """Asks for word after word; rewards the share of letters that are right, and tells what the answer should have been."""
+    """Asks for word after word; rewards the share of all letters that are right, and tells what the answer should have been."""
 
     async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
         self.data = (options or {})["task"].data
-        self.turn = 0
+        self.turn = self.right = 0
         return Observation(messages=(Message(role="user", content=self.data["words"][0]),)), {}
 
     async def step(self, action: Message) -> StepResult:
@@ -71,11 +71,15 @@ class CipherEnv(Env):
         info: Info = {"score": 1 if right == LENGTH else -1 if right == 0 else 0, "solved": right == LENGTH}
         if right < LENGTH:
             info["hint"] = hint_of(told)
-        reward = right / LENGTH / len(self.data["words"])
+        self.right += right
+        reward = self.right / LENGTH / self.turn if last else 0.0
         return StepResult(Observation(messages=(Message(role="user", content=came_back),)), reward, last, False, info)
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    async def oracle(self, task: Task) -> list[Message]:
+        return [Message(role="assistant", content=answer) for answer in task.data["answers"]]
 
 
 def matching(said: str, answer: str) -> int:

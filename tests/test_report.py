@@ -62,6 +62,17 @@ def run_folder(tmp_path):
     return tmp_path
 
 
+def test_an_interval_over_steps_is_a_band_between_its_ends():
+    points = [Point(0, 0.5, 0.25, 0.75), Point(1, 0.5), Point(2, 1.0, 0.5, 1.0)]
+    chart = line_chart("t", [Series(name="a", points=points, band=True)], width=320, height=170)
+    (corners,) = re.findall(r'class="s1 band" points="([^"]*)"', chart)
+    assert len(corners.split()) == 4, "the step without an interval has no corner"
+    xs = [float(corner.split(",")[0]) for corner in corners.split()]
+    assert xs[0] == xs[3] < xs[1] == xs[2]
+    assert chart.count("<polyline") == 1 and "whisker" not in chart
+    assert "band" not in line_chart("t", [Series(name="a", points=points)])
+
+
 def test_a_judged_run_shows_its_signals_and_what_was_left_out(run_folder):
     assert "Judge and hints" not in write_report(run_folder).read_text()
     with MetricsWriter(run_folder) as metrics:
