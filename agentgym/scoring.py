@@ -7,6 +7,7 @@ retry (the same request once more, nothing new in it) is never one: the turn bef
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -159,8 +160,10 @@ class Scorer:
             reason = " ".join(f"the judge failed: {type(error).__name__}: {error}".split())[:500]
         elif asking.cancelled():
             reason = "the judge failed: it was cancelled"
+        elif not _is_of(exchange, made := asking.result()):
+            reason = f"the judge failed: it said {str(made)[:200]!r}"
         else:
-            return asking.result()
+            return made
         kind = self.config.judge.kind
         return Judgement(trajectory_id=exchange.trajectory_id, turn=exchange.turn, judge=kind, reason=reason)
 
@@ -178,6 +181,13 @@ class Scorer:
             hinted=tuple(tuple(ids) for ids, fit in zip(made, fits, strict=True) if fit and ids is not None),
             refused_hints=judgement.refused_hints + (TOO_LONG,) * fits.count(False),
         )
+
+
+def _is_of(exchange: Exchange, made: Judgement) -> bool:
+    """Whether it is a judgement of this turn, whose score is a number or none."""
+    if not isinstance(made, Judgement) or (made.trajectory_id, made.turn) != (exchange.trajectory_id, exchange.turn):
+        return False
+    return made.score is None or math.isfinite(made.score)
 
 
 def deadline_s(judge: JudgeConfig) -> float:

@@ -8,7 +8,7 @@ import pytest
 from agentgym.config import Config, load_config
 from agentgym.scoring import RETRIED, TOO_LONG, Scorer, deadline_s, exchanges, retried
 from agentgym.store import Store
-from agentgym.types import Group, Message, Task, ToolCall, Trajectory, Turn
+from agentgym.types import Group, Judgement, Message, Task, ToolCall, Trajectory, Turn
 from tests.fakes import ScriptedJudge, completion, hinted
 
 TASK = Task(id="k", env="e", instruction="Count the lines.", data={"secrets": ["42", 7]})
@@ -172,6 +172,21 @@ async def test_a_judge_that_fails_leaves_the_turn_unscored_with_the_reason(store
     failed, scored = group.judgements[0]
     assert (failed.score, failed.reason) == (None, "the judge failed: ValueError: no sense")
     assert scored.score == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, "good", 1, float("nan"), float("inf"), Judgement(trajectory_id="other", turn=0, judge="x", score=1.0)],
+)
+async def test_what_is_no_judgement_of_the_turn_leaves_it_unscored(store, config, said):
+    class Odd(ScriptedJudge):
+        async def __call__(self, exchange):
+            return await super().__call__(exchange) if isinstance(said, float) else said
+
+    group = await scores(Scorer(Odd(lambda exchange: said), store, config, stored), episode(turns=1))
+    (judgement,) = group.judgements[0]
+    assert (judgement.trajectory_id, judgement.turn, judgement.score) == ("t", 0, None)
+    assert judgement.reason.startswith("the judge failed: it said ")
 
 
 async def test_a_judge_that_cannot_be_stopped_delays_nobody_beyond_its_deadline(store, config):
