@@ -26,7 +26,7 @@ _NAMES = (
     "[a-z0-9]+(?:_[a-z0-9]+)+"
 )
 SPECIAL = re.compile(
-    rf"<(?=\s*[|｜])|<(?=/?(?:{_NAMES})>)|<(?=</?sys>)|\[(?=/?(?:inst|sys|img|[a-z]+(?:_[a-z]+)+)\])", re.IGNORECASE
+    rf"<(?=[|｜])|<(?=/?(?:{_NAMES})>)|<(?=</?sys>)|\[(?=/?(?:inst|sys|img|[a-z]+(?:_[a-z]+)+)\])", re.IGNORECASE
 )
 
 

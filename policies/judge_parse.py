@@ -1,6 +1,6 @@
-"""A judge's answer: strict JSON first, then the one object in it that carries this call's code.
+"""A judge's answer: strict JSON first, then a score beside the code of this call.
 
-Only what the judge itself says counts. It quotes what it judges, so an object without the code, which no text that is
+Only what the judge itself says counts. It quotes what it judges, so a score without the code, which no text that is
 judged can know, is never a verdict; verdicts that contradict one another are none. Time is linear in the answer.
 """
 
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from typing import Any, NamedTuple
 
 from agentgym.judge import Vote
-from agentgym.policies.judge_prompt import answer_form
 
 MAX_CHARS = 100_000  # of an answer; a longer one says nothing that could be meant
-MAX_OBJECTS = 8  # with the code, in one answer
+MAX_VERDICTS = 8  # in one answer
 THOUGHTS, THOUGHT = "<think>", "</think>"
 BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL | re.IGNORECASE)
+TWICE = "\0twice"  # the mark of an object that has a key twice
+PAIR = r'"code"\s*:\s*"{code}"\s*,\s*"score"\s*:\s*(?P<score>-1|0|1)\s*(?:\}}|,\s*(?:"hint"\s*:\s*(?P<hint>"(?:[^"\\]|\\.)*"))?)'
 SCORES = {1: 1, 0: 0, -1: -1, "1": 1, "+1": 1, "0": 0, "-1": -1}
 
 CUT_OFF = "cut off"
@@ -33,10 +35,6 @@ class Parsed(NamedTuple):
     reason: str = ""
 
 
-class _Duplicate(ValueError):
-    """A key that occurs twice."""
-
-
 def parse(answer: str, code: str, *, bind: bool = True, cut_off: bool = False) -> Parsed:
     """The vote in `answer`, which was asked to repeat `code`.
 
@@ -50,16 +48,20 @@ def parse(answer: str, code: str, *, bind: bool = True, cut_off: bool = False) -
     if not code or len(answer) > MAX_CHARS:
         return Parsed(reason=NO_CODE if not code else "far too long")
     answer = answer.strip()
-    said = answer.rpartition(THOUGHT)[2].strip()  # what a model thinks before it answers is no answer
-    try:
-        whole = _object(answer) or _object(said) or _object(_block(said))
-        if whole is not None:
-            return _verdict(whole, code, bind)
-        if cut_off or (said == answer and said.startswith(THOUGHTS)):
-            return Parsed(reason=CUT_OFF)
-        return _embedded(said, code)
-    except _Duplicate:
-        return Parsed(reason=CONTRADICTORY)
+    said = _after_thoughts(answer, bind)
+    whole = _object(answer) or _object(said) or _object(_block(said))
+    if whole is not None and (bind or not cut_off):
+        return _verdict(whole, code, bind)
+    if cut_off or (said == answer and said.startswith(THOUGHTS)):
+        return Parsed(reason=CUT_OFF)
+    return _embedded(said, code)
+
+
+def _after_thoughts(answer: str, bind: bool) -> str:
+    """What follows a model's thoughts. They may quote their own end: only a code tells what comes after which."""
+    if bind or (answer.startswith(THOUGHTS) and answer.count(THOUGHT) == 1):
+        return answer.rpartition(THOUGHT)[2].strip()
+    return answer
 
 
 def _block(said: str) -> str:
@@ -69,35 +71,31 @@ def _block(said: str) -> str:
 
 
 def _embedded(said: str, code: str) -> Parsed:
-    """The verdict of the objects in `said` that begin with the code; they must agree."""
-    for hints in (True, False):
-        said = said.replace(answer_form(code, hints), "")  # the form repeated before it is filled in
-    opening = re.compile(r'\{\s*"code"\s*:\s*"' + re.escape(code) + '"')
-    found: set[Vote] = set()
-    last = Parsed(reason=NO_CODE)
-    end = count = 0
-    for match in opening.finditer(said):
-        if match.start() < end:
-            continue  # inside one that was read
-        if (count := count + 1) > MAX_OBJECTS:
-            return Parsed(reason=CONTRADICTORY)
-        try:
-            value, end = _DECODER.raw_decode(said, match.start())
-        except _Duplicate:
-            raise
-        except (ValueError, RecursionError):
-            return Parsed(reason="malformed JSON")
-        last = _verdict(value, code, bind=True)
-        found.add(last.vote)
-    return last if len(found) <= 1 else Parsed(reason=CONTRADICTORY)
+    """The verdict where code and score stand side by side, as the form has them; several must agree.
+
+    A text that is quoted without being escaped can end the object that quotes it, and put a score of its own after it;
+    between code and score nothing is quoted.
+    """
+    found = list(islice(re.finditer(PAIR.format(code=re.escape(code)), said), MAX_VERDICTS + 1))
+    if not found:
+        return Parsed(reason=NO_CODE)
+    if len(found) > MAX_VERDICTS or len({one["score"] for one in found}) > 1:
+        return Parsed(reason=CONTRADICTORY)
+    return Parsed(int(found[-1]["score"]), _text(found[-1]["hint"]))
+
+
+def _text(literal: str | None) -> str:
+    """What a string of JSON says; nothing if it is malformed."""
+    try:
+        return str(_DECODER.decode(literal)) if literal else ""
+    except ValueError:
+        return ""
 
 
 def _object(text: str) -> dict[str, Any] | None:
     """The JSON object that `text` is, and nothing else."""
     try:
         value = _DECODER.decode(text)
-    except _Duplicate:
-        raise
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -106,21 +104,22 @@ def _object(text: str) -> dict[str, Any] | None:
 def _verdict(value: dict[str, Any], code: str, bind: bool) -> Parsed:
     if value.get("code", None if bind else code) != code:
         return Parsed(reason=NO_CODE)
+    if TWICE in value:
+        return Parsed(reason=CONTRADICTORY)
     score, hint = value.get("score"), value.get("hint")
     if isinstance(score, bool) or not isinstance(score, int | float | str) or score not in SCORES:
         return Parsed(reason=NO_SCORE)
     return Parsed(SCORES[score], hint if isinstance(hint, str) else "")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, marked if it says anything twice."""
     made = dict(pairs)
-    if len(made) != len(pairs):
-        raise _Duplicate
-    return made
+    return made if len(made) == len(pairs) else {**made, TWICE: True}
 
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(object_pairs_hook=_made, parse_constant=_refuse)

@@ -73,19 +73,16 @@ def judge_messages(
 
 
 def answer_form(code: str, hints: bool = True) -> str:
-    """The answer that is asked for, to be filled in."""
+    """The answer that is asked for, to be filled in: first the reason, then code and score side by side."""
     hint = ', "hint": "..."' if hints else ""
-    return f'{{"code": "{code}", "reason": "...", "score": 1 or 0 or -1{hint}}}'
+    return f'{{"reason": "...", "code": "{code}", "score": 1 or 0 or -1{hint}}}'
 
 
 def answer_schema(code: str, hints: bool = True, max_length: int | None = None) -> dict[str, Any]:
     """The JSON schema of an answer; `max_length` bounds its texts, where the engine knows how to."""
     text: dict[str, Any] = {"type": "string"} | ({"maxLength": max_length} if max_length else {})
-    properties = {
-        "code": {"type": "string", "enum": [code]},
-        "reason": text,
-        "score": {"type": "integer", "enum": [1, 0, -1]},
-    }
+    score = {"type": "integer", "enum": [1, 0, -1]}
+    properties = {"reason": text, "code": {"type": "string", "enum": [code]}, "score": score}
     properties |= {"hint": text} if hints else {}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
@@ -115,7 +112,8 @@ def _section(fence: str, title: str, messages: Sequence[Message], limit: int) ->
         name = f", name {message.name}" if message.name and NAME.fullmatch(message.name) else ""
         role = message.role if title in ("HISTORY", "NEXT STATE") else ""
         if role:
-            yield f"{ours}message {piece.number} of {len(messages)}, role {role}{name}"
+            images = f", {len(message.images)} images that are not shown" if message.images else ""
+            yield f"{ours}message {piece.number} of {len(messages)}, role {role}{name}{images}"
         yield from _data(piece.head)
         if piece.left_out:
             yield f"{ours}({piece.left_out} characters left out here)"

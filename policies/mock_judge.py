@@ -18,13 +18,13 @@ from typing import Any
 from agentgym.policies.mock import FAULTS, Answer, MockPolicyServer
 from agentgym.policies.mock_answers import ids_of, text_of
 
-CODE = re.compile(r'\{"code": "([0-9a-f]+)"')
+CODE = re.compile(r'"code": "([0-9a-f]+)"')
 Say = Callable[[str, str, random.Random], str]  # prompt, code and random numbers to the text of the answer
 
 
 def verdict(score: int = 1, hint: str = "", reason: str = "") -> Say:
     """Always the same verdict, in the form that is asked for."""
-    return lambda prompt, code, rng: json.dumps({"code": code, "reason": reason, "score": score, "hint": hint})
+    return lambda prompt, code, rng: json.dumps({"reason": reason, "code": code, "score": score, "hint": hint})
 
 
 def saying(say: Say) -> Answer:
