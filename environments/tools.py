@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -30,6 +31,9 @@ from agentgym.environments.tool_values import Misfit, fit, plain, serialise
 from agentgym.errors import AgentgymError, InfrastructureError, TaskError, UsageError
 from agentgym.registry import nearest
 from agentgym.types import Struct, ToolCall, ToolSpec
+
+
+_SIGNATURES: WeakKeyDictionary[Callable[..., Any], dict[str, Signature]] = WeakKeyDictionary()
 
 
 class ToolResult(Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -87,7 +91,7 @@ class FunctionTool(Tool):
 
     def __init__(self, function: Callable[..., Any], thread: ToolThread, name: str = "") -> None:
         self.function, self.thread = function, thread
-        self.signature = Signature(function, name)
+        self.signature = _signature(getattr(function, "__func__", function), name)
         self.spec = self.signature.spec
 
     async def call(self, arguments: dict[str, Any], timeout_s: float) -> Any:
@@ -279,6 +283,17 @@ def load(path: str) -> Any:
 
 def _offered(name: str) -> bool:
     return not name.startswith("_") and name != "state"
+
+
+def _signature(function: Callable[..., Any], name: str) -> Signature:
+    """Made once for each function, as long as it lives: an episode begins in a moment."""
+    try:
+        made = _SIGNATURES.setdefault(function, {})
+    except TypeError:  # a callable that no weak reference can hold
+        return Signature(function, name)
+    if name not in made:
+        made[name] = Signature(function, name)
+    return made[name]
 
 
 def _converted(signature: Signature, arguments: dict[str, Any]) -> dict[str, Any]:
