@@ -32,7 +32,6 @@ from agentgym.errors import AgentgymError, InfrastructureError, TaskError, Usage
 from agentgym.registry import nearest
 from agentgym.types import Struct, ToolCall, ToolSpec
 
-
 _SIGNATURES: WeakKeyDictionary[Callable[..., Any], dict[str, Signature]] = WeakKeyDictionary()
 
 
