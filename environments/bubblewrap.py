@@ -95,7 +95,7 @@ class BubblewrapSandbox(LocalSandbox):
 
     def _another(self) -> Self:
         settings: dict[str, Any] = {"run_id": self.run_id, "network": self.network, "workdir": self.workdir}
-        return type(self)(self.limits, writable=self.writable, allow=self.allow, **settings)
+        return type(self)(self.limits.roomier(), writable=self.writable, allow=self.allow, **settings)
 
     async def _open_shell(self) -> None:
         await super()._open_shell()

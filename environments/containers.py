@@ -37,6 +37,7 @@ class Spec(Struct, frozen=True, kw_only=True):
     user: str = "1000:1000"
     allow: tuple[str, ...] = ()  # hosts that may be reached, through a proxy
     writable: bool = False  # the image's file system, in a layer of the container's own; else read-only
+    own: tuple[str, ...] = ()  # what of a writable one belongs to the user, beside the working directory
 
 
 _clients: dict[int, Any] = {}

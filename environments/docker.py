@@ -35,6 +35,7 @@ from agentgym.environments.folder import MAX_FILE_BYTES
 from agentgym.environments.images import ensure
 from agentgym.environments.leftovers import sweep_once
 from agentgym.environments.network import Proxy
+from agentgym.environments.owned import owned
 from agentgym.environments.pty import ENDED, SHELL, Terminal
 from agentgym.environments.sandbox import CommandResult, Sandbox, Snapshot
 from agentgym.environments.shell import quote, refusal
@@ -79,6 +80,8 @@ class DockerSandbox(Sandbox):
         await asyncio.to_thread(sweep_once)
         try:
             image = await asyncio.to_thread(ensure, self.spec.image)
+            if self.spec.writable and not self.committed:
+                image = await asyncio.to_thread(owned, image, (self.spec.workdir, *self.spec.own), self.spec.user)
             self.id = await asyncio.to_thread(create, structs.replace(self.spec, image=image))
             answer = await asyncio.to_thread(self._attach_and_start)
             self.control = Control(answer)
@@ -312,7 +315,7 @@ class DockerSandbox(Sandbox):
 
     async def fork(self) -> DockerSandbox:
         self._started()
-        spec, image = self.spec, ""
+        spec, image = structs.replace(self.spec, limits=self.spec.limits.roomier()), ""
         if spec.writable:
             image = await asyncio.to_thread(self._commit)
             spec = structs.replace(spec, image=image)

@@ -191,7 +191,7 @@ class LocalSandbox(Sandbox):
         return made
 
     def _another(self) -> Self:
-        return type(self)(self.limits, run_id=self.run_id, network=self.network, workdir=self.workdir)
+        return type(self)(self.limits.roomier(), run_id=self.run_id, network=self.network, workdir=self.workdir)
 
     async def stop(self) -> None:
         self._started()
@@ -237,7 +237,7 @@ class PlainSandbox(LocalSandbox):
         await super().start()
 
     def _another(self) -> Self:
-        return type(self)(self.limits, run_id=self.run_id, fence=self.wanted)
+        return type(self)(self.limits.roomier(), run_id=self.run_id, fence=self.wanted)
 
     def _new_shell(self) -> LocalShell:
         self.mark = f"{owner_token()}/{self.id}"

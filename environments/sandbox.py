@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec import structs
+
 from agentgym.environments.pty import Terminal
 from agentgym.errors import SandboxError, UsageError
 from agentgym.registry import nearest
@@ -20,6 +22,7 @@ from agentgym.types import Struct
 
 DEFAULT_IMAGE = "base"  # made from this machine's packages
 SHM_MB = 64  # of /dev/shm
+SLACK_MB, SLACK_INODES = 256, 20_000  # a fork has so much more room: a full disk must not keep a grader from its work
 KINDS = ("auto", "bubblewrap", "docker", "plain")
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     file_mb: int = 64  # size of one file
     open_files: int = 256  # of each process
     output_bytes: int = 65536  # kept of each of stdout and stderr
+
+    def roomier(self) -> Limits:
+        """The same with room on the disk for what comes after the agent."""
+        return structs.replace(self, disk_mb=self.disk_mb + SLACK_MB, inodes=self.inodes + SLACK_INODES)
 
 
 Snapshot = dict[str, Entry]
@@ -128,7 +135,10 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def fork(self) -> Sandbox:
-        """A started sandbox with a copy of the files; neither sees what the other does. The shell is a new one."""
+        """A started sandbox with a copy of the files and a little more room on its disk; the shell is a new one.
+
+        Neither sees what the other does.
+        """
 
     @abstractmethod
     async def stop(self) -> None:
@@ -153,6 +163,7 @@ def open_sandbox(
     trusted: bool = True,
     workdir: str = "/work",
     writable: bool = False,
+    own: Sequence[str] = (),
     user: str = "1000:1000",
     warm: int = 0,
     terminal: bool = False,
@@ -172,6 +183,7 @@ def open_sandbox(
         writable: whether more than the working directory and /tmp can be changed. With docker these are the image's
             files, and `workdir` is the image's own directory; else the system is read-only and the working directory
             starts empty. With bubblewrap it is `/`, empty but for the system's directories, which stay read-only.
+        own: with docker and `writable`, directories that are there and belong to the user, as the working directory does.
         user: with docker, the user (uid:gid) that commands run as.
         terminal: whether a terminal will be opened; without, a first one costs the shell that is there.
         warm: with docker, how many containers like this one are kept ready; needs a running event loop.
@@ -197,7 +209,7 @@ def open_sandbox(
         return DockerSandbox(
             Spec(
                 image=image or DEFAULT_IMAGE, limits=limits, network=network, allow=tuple(allow), run_id=run_id,
-                workdir=workdir, user=user, writable=writable,
+                workdir=workdir, user=user, writable=writable, own=tuple(own),
             ),
             warm=warm,
         )  # fmt: skip

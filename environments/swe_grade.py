@@ -204,7 +204,7 @@ async def grade_patch(instance: Instance, trees: Trees, patch: str, *, kind: str
         return PatchReport(resolved=False, applied=False, failed=(f"the patch does not apply: {error}",))
     tree, hacks = await asyncio.to_thread(defend, trees.base, after, trees.gold, named=trees.test_files)
     tree = overlay(tree, trees.tested, trees.changed_tests)
-    sandbox = await started(open_sandbox(kind, LIMITS, **opening(instance)))
+    sandbox = await started(open_sandbox(kind, LIMITS.roomier(), **opening(instance)))
     try:
         await _lay_out(sandbox, instance, trees.base, tree)
         result = await sandbox.run(_command(instance, trees, tree), timeout_s=instance.timeout_s)

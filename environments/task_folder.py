@@ -33,6 +33,14 @@ from agentgym.types import Message, Struct, Task, new_id
 
 LIMITS = Limits(output_bytes=2 << 20, memory_mb=4096, disk_mb=960, file_mb=512)
 REWARD = "/logs/verifier/reward"
+OWN = ("/tests", "/logs", "/solution", "/oracle")  # where tests and solutions lie, in an image too
+BUILD = "dockerfile"  # instead of an image: build the task's own
+WIPE = (
+    "for place in /tests /logs /logs/verifier /logs/agent; do [ -d $place ] && [ ! -L $place ] || rm -f $place; done; "
+    "chmod -R u+rwX /tests /logs 2>/dev/null; rm -rf /tests /logs/verifier 2>/dev/null; mkdir -p /tests /logs/verifier /logs/agent; "
+    "shopt -s nullglob dotglob; left=(/tests/* /logs/verifier/*); "
+    "[ ! -L /tests ] && [ ! -L /logs ] && [ -w /tests ] && [ -w /logs/verifier ] && [ ${#left[@]} = 0 ]"
+)
 CHUNK = 60_000  # characters of an encoded file in one command
 LOG_TAIL = 2000
 
@@ -57,7 +65,7 @@ class TaskFolderEnv(ShellEnv):
     """A task folder played in a sandbox; see `ShellEnv` for how an episode goes and its arguments.
 
     Args:
-        image: an image to use whatever the task says.
+        image: an image to use whatever the task says; `dockerfile` builds the task's own, with Docker.
         partial_credit: terminal-bench tasks are rewarded with the share of tests that pass instead of all or nothing.
     """
 
@@ -82,8 +90,10 @@ class TaskFolderEnv(ShellEnv):
     async def _open(self, task: Task) -> None:
         given = _read(task)
         image = self.image or given.image
+        if image == BUILD:
+            image = await asyncio.to_thread(build_image, given)
         self.given = msgspec.structs.replace(given, image=image)
-        self.sandbox = self._sandbox(task, LIMITS, image=image, workdir=given.workdir, writable=True)
+        self.sandbox = self._sandbox(task, LIMITS, image=image, workdir=given.workdir, writable=True, own=OWN)
         await self.sandbox.start()
         if not self.sandbox.isolates:
             raise UsageError("task folders name absolute paths: they need the sandbox bubblewrap or docker")
@@ -146,6 +156,18 @@ def read_folder(folder: Path, prefix: str = "") -> dict[str, Blob]:
     return found
 
 
+def build_image(given: FolderTask) -> str:
+    """The image of the task's own Dockerfile, built where nothing like it is there yet. Raises SandboxError."""
+    from agentgym.environments.images import REPOSITORY, ensure, folder_key, from_dockerfile
+
+    context = Path(given.folder) / ("environment" if given.kind == "harbor" else "")
+    tag = f"{REPOSITORY}/task:{folder_key(context)}"
+    try:
+        return ensure(tag)
+    except SandboxError:
+        return from_dockerfile(context, tag, network="default").id
+
+
 async def _build(sandbox: Sandbox, given: FolderTask, task_id: str) -> None:
     """Follow the Dockerfile without Docker."""
     context = Path(given.folder) / ("environment" if given.kind == "harbor" else "")
@@ -198,7 +220,7 @@ async def _run_tests(fork: Sandbox, given: FolderTask) -> CommandResult:
         tests[script] = Blob(mode=EXECUTABLE, content=(folder / script).read_bytes())
     if script not in tests or (len(tests) == 1 and given.kind != "harbor"):
         raise TaskError(f"{folder} has no {script}" if script not in tests else f"{folder} has no tests")
-    wiped = await fork.run("rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier /logs/agent", timeout_s=60)
+    wiped = await fork.run(WIPE, timeout_s=60)
     if wiped.exit_code:
         raise SandboxError(f"cannot make room for the tests: {wiped.stderr.strip()[-200:]}")
     await _put(fork, given.workdir, tests, "/tests")

@@ -8,8 +8,9 @@ import pytest
 
 from agentgym.environments.cgroups import no_cgroups
 from agentgym.environments.fence import fence
-from agentgym.environments.plain import PlainSandbox
+from agentgym.environments.plain import PlainSandbox, no_mounts
 from agentgym.environments.sandbox import Limits, Sandbox, open_sandbox
+from agentgym.errors import SandboxError
 
 # Programs that never stay: each generation starts the next one in a session of its own and ends.
 RELAY = """#!/bin/bash
@@ -104,3 +105,29 @@ async def test_the_same_of_the_plain_sandbox() -> None:
             assert alive() == []
     finally:
         await sandbox.close()
+
+
+async def test_a_full_disk_leaves_a_copy_with_room(kind: str) -> None:
+    if kind != "docker" and no_mounts():
+        pytest.skip(f"no file systems of limited size here: {no_mounts()}")
+    if kind == "plain":
+        pytest.skip("its disk has no limit")
+    sandbox = open_sandbox(kind, Limits(disk_mb=16, inodes=4000, file_mb=64))
+    await sandbox.start()
+    fork = None
+    try:
+        await sandbox.run(
+            "echo mine > f; head -c 40M /dev/zero > big; head -c 40M /dev/zero > /tmp/big; seq 5000 | xargs touch", 60
+        )
+        with pytest.raises(SandboxError):
+            await sandbox.write("g", b"x" * 100_000)
+        await sandbox.stop()
+        fork = await sandbox.fork()
+        await fork.write("tests/t", b"x" * 100_000)
+        assert (
+            await fork.run("cat f; wc -c < tests/t; head -c 1M /dev/zero > /tmp/more && echo room")
+        ).stdout == "mine\n100000\nroom\n"
+    finally:
+        await sandbox.close()
+        if fork is not None:
+            await fork.close()
