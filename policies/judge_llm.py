@@ -105,6 +105,7 @@ class LLMJudge(HintingJudge):
     async def _asked(self, exchange: Exchange) -> Answer:
         """An answer within the tries and the time that a call has. Raises Unanswered."""
         settings = self.settings
+        failure = Unanswered(f"no answer within {1 + settings.retries} x {settings.timeout_s:g} s")
         async with self._places:
             try:
                 async with asyncio.timeout((1 + settings.retries) * settings.timeout_s):
@@ -112,12 +113,13 @@ class LLMJudge(HintingJudge):
                         try:
                             return await self._once(exchange)
                         except Unanswered as error:
+                            failure = error
                             if not error.again or attempt > settings.retries:
-                                raise
+                                break
                         await backoff(attempt)
             except TimeoutError:
-                pass
-        raise Unanswered(f"no answer in {1 + settings.retries} x {settings.timeout_s:g} s")
+                pass  # between two tries, or in the last one
+        raise failure
 
     async def _once(self, exchange: Exchange) -> Answer:
         """One try; a question that is too long for the model is asked again with half of what it shows."""
