@@ -53,6 +53,7 @@ async def test_saying_done_ends_the_episode_with_the_outcome(env: TerminalEnv) -
     last = await env.step(say("Done."))
     assert (last.reward, last.terminated, last.truncated) == (1.0, True, False)
     assert (last.info["end"], last.info["solved"], last.info["failed"]) == ("done", True, [])
+    assert "hint" not in last.info
 
 
 async def test_a_wrong_end_says_which_expectation_failed(env: TerminalEnv) -> None:
@@ -60,6 +61,10 @@ async def test_a_wrong_end_says_which_expectation_failed(env: TerminalEnv) -> No
     last = await env.step(say("I am done."))
     assert (last.reward, last.terminated) == (0.0, True)
     assert last.info["failed"] == ["n holds '3\\n' instead of '2'", "junk should not be there"]
+    assert last.info["hint"] == [
+        "These commands do it: wc -l < a.txt > n; rm run.sh",
+        "It is not done: n holds '3\\n' instead of '2'; junk should not be there.",
+    ]
 
 
 async def test_an_ended_episode_answers_neutrally_and_rewards_nothing(env: TerminalEnv) -> None:
