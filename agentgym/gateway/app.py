@@ -21,7 +21,7 @@ from agentgym.gateway.describe import document
 from agentgym.gateway.keys import Keys, Limits
 from agentgym.gateway.monitor import Monitor
 from agentgym.gateway.problems import Problem, failed, invalid, no_model, not_found
-from agentgym.gateway.requests import FeedbackRequest, clean, read
+from agentgym.gateway.requests import FeedbackRequest, plain, read
 from agentgym.gateway.service import Gateway
 from agentgym.gateway.wires import as_json, read_body
 
@@ -38,7 +38,7 @@ def make_app(gateway: Gateway, keys: Keys) -> FastAPI:
 
     def user_of(request: Request, named: Any = None) -> str:
         header = request.headers
-        return clean(keys.user_of(header.get("authorization"), header.get("x-user-id") or named))[:200]
+        return plain(keys.user_of(header.get("authorization"), header.get("x-user-id") or named))[:200]
 
     def posted(path: str, work: Work) -> None:
         """A route that answers a body, within the limits of whose key it is."""

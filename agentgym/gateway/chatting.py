@@ -16,7 +16,7 @@ from agentgym.gateway.asking import Asking, Event, TokenLogprob
 from agentgym.gateway.problems import Problem, failed, invalid
 from agentgym.gateway.reading import DONE as YES
 from agentgym.gateway.reading import Facts
-from agentgym.gateway.requests import ChatRequest, Common, CompletionRequest, clean, read
+from agentgym.gateway.requests import ChatRequest, Common, CompletionRequest, clean, plain, read
 from agentgym.gateway.service import Gateway
 from agentgym.gateway.wires import DONE, EventStream, as_json, event, unless_gone
 
@@ -63,9 +63,9 @@ def facts(request: Request, asked: Common) -> Facts:
     retries = header("x-stainless-retry-count", "0")
     return Facts(
         messages=(),
-        session=clean(header("x-session-id") or asked.session_id or "")[:200] or None,
-        turn_type=clean(header("x-turn-type") or asked.turn_type or "")[:40],
-        parent_session=clean(header("x-parent-session-id") or "")[:200],
+        session=plain(header("x-session-id") or asked.session_id or "")[:200] or None,
+        turn_type=plain(header("x-turn-type") or asked.turn_type or "")[:40],
+        parent_session=plain(header("x-parent-session-id") or "")[:200],
         done=done.strip().lower() in YES if done is not None else bool(asked.session_done),
         retry=retries.isdigit() and int(retries) > 0,
     )
@@ -87,6 +87,8 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
         prompts: list[Any] = [clean(prompt)]
     elif all(isinstance(item, int) for item in prompt):
         prompts = [prompt]
+    elif any(isinstance(item, int) for item in prompt):
+        raise invalid("a prompt is a text, a list of token ids, or a list of either", "prompt", "invalid_type")
     else:
         prompts = [clean(item) if isinstance(item, str) else item for item in prompt]
     if not prompts or not all(prompts):

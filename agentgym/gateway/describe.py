@@ -13,6 +13,7 @@ from agentgym.gateway.responses import ResponsesRequest
 REF = "#/components/schemas/{name}"
 TEXT: dict[str, Any] = {"type": "string"}
 COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+EVENT: dict[str, Any] = {"type": "object", "required": ["data"], "properties": {"data": TEXT, "event": TEXT}}
 OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -67,7 +68,7 @@ def document(title: str, keys: bool) -> dict[str, Any]:
 def _asks(what: str, body: str, answer: str, stream: bool = False) -> dict[str, Any]:
     content = {"application/json": {"schema": _ref(answer)}}
     if stream:
-        content["text/event-stream"] = {"schema": TEXT}
+        content["text/event-stream"] = {"schema": EVENT}
     return {
         "summary": what,
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+HANG_UP = {"Connection": "close"}  # what is left of the body is not read
+
 
 class Problem(Exception):
     """A request that is answered by an error: status, OpenAI's type and code, and which parameter is at fault."""
@@ -72,7 +74,12 @@ def limited(message: str, retry_s: float) -> Problem:
 
 def too_large(message: str) -> Problem:
     """The body is larger than allowed (413)."""
-    return Problem(message, status=413, code="request_too_large")
+    return Problem(message, status=413, code="request_too_large", headers=HANG_UP)
+
+
+def too_slow(message: str) -> Problem:
+    """The body did not come in time (408)."""
+    return Problem(message, status=408, code="request_timeout", headers=HANG_UP)
 
 
 def failed(message: str, status: int = 500) -> Problem:

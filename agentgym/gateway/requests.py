@@ -22,6 +22,7 @@ MAX_STOPS, MAX_CHOICES = 16, 16
 PATH = re.compile(r"`\$\.?(.*)`$")
 
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
@@ -183,7 +184,7 @@ class ChatRequest(Common, kw_only=True):
 class CompletionRequest(Common, kw_only=True):
     """POST /v1/completions: a text or ids that are continued as they are."""
 
-    prompt: str | list[str] | list[Annotated[int, Meta(ge=0)]] | list[list[Annotated[int, Meta(ge=0)]]] = ""
+    prompt: str | Annotated[list[str | Id | list[Id]], Meta(max_length=10**6)] = ""
     suffix: str | None = None
     echo: bool | None = False
     best_of: int | None = None
@@ -260,6 +261,11 @@ def conversation(given: list[ChatMessage]) -> tuple[tuple[Message, ...], tuple[A
 def clean(text: str) -> str:
     """Text that can be written as UTF-8."""
     return text.encode("utf-8", "replace").decode()
+
+
+def plain(text: str) -> str:
+    """A name in one line that a header can carry."""
+    return "".join(character if character.isprintable() else " " for character in clean(text)).strip()
 
 
 def _clean(value: Any) -> Any:

@@ -142,7 +142,7 @@ class Gateway:
         facts = replace(
             facts, messages=(Message(role="user", content=text),), turn_type=facts.turn_type or "completion"
         )
-        ids = await self._plain(text) if isinstance(prompt, str) else tuple(prompt)
+        ids = await self._plain(text) if isinstance(prompt, str) else self._known_ids(prompt)
         ask = await self._ask(request, user, facts, (), logprobs=request.logprobs is not None, ids=ids)
         ask.sampling = msgspec.structs.replace(ask.sampling, top_logprobs=request.logprobs or 0)
         ask.chat = False
@@ -228,6 +228,12 @@ class Gateway:
         encode = partial(tokenizer.encode, add_special_tokens=False)
         made = await asyncio.to_thread(encode, text) if len(text) > BIG else encode(text)
         return tuple(made.ids)
+
+    def _known_ids(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        tokenizer = getattr(self.policy.template, "tokenizer", None)
+        if tokenizer is not None and max(prompt) >= tokenizer.get_vocab_size():
+            raise invalid(f"token id {max(prompt)} is not in the model's vocabulary", "prompt")
+        return tuple(prompt)
 
     def _thinks(self, prompt_ids: tuple[int, ...]) -> bool:
         """Whether the prompt opens the reasoning, as some templates do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,9 +13,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from agentgym.config import GatewayConfig
-from agentgym.gateway.problems import Problem, too_large
+from agentgym.gateway.problems import too_large, too_slow
 
 T = TypeVar("T")
+DRAIN_S, DRAIN_BYTES = 1.0, 256 << 20
 
 
 async def read_body(request: Request, settings: GatewayConfig) -> bytes:
@@ -29,18 +30,33 @@ async def read_body(request: Request, settings: GatewayConfig) -> bytes:
     too_big = too_large(f"The request body is larger than {settings.max_body_mib:g} MiB.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
+        await _drain(request.stream())
         raise too_big
-    parts, size = [], 0
+    parts, size, stream = [], 0, request.stream()
     try:
         async with asyncio.timeout(settings.body_timeout_s):
-            async for part in request.stream():
+            async for part in stream:
                 size += len(part)
-                if size > limit:
-                    raise too_big
                 parts.append(part)
+                if size > limit:
+                    break
     except TimeoutError:
-        raise Problem("The request body did not arrive in time.", status=408, code="request_timeout") from None
+        raise too_slow("The request body did not arrive in time.") from None
+    if size > limit:
+        await _drain(stream)
+        raise too_big
     return b"".join(parts)
+
+
+async def _drain(stream: AsyncGenerator[bytes, None]) -> None:
+    """Read on for a moment: most clients hear an answer only when they have sent everything."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            async for part in stream:
+                size += len(part)
+                if size > DRAIN_BYTES:
+                    return
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
