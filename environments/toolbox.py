@@ -91,7 +91,7 @@ def _closure(names: Iterable[str]) -> set[str]:
             needed = importlib.metadata.requires(name) or []
         except importlib.metadata.PackageNotFoundError:
             if name in {"pytest"}:
-                raise UsageError(f"running tests needs {name}: pip install {name}") from None
+                raise UsageError(f"running tests needs {name}: pip install 'agentgym[swe]'") from None
             continue  # for another Python or another system
         found.add(name)
         for line in needed:

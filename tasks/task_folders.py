@@ -115,6 +115,7 @@ def _harbor(folder: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         "agent_timeout_s": float(about.get("agent", {}).get("timeout_sec", 0)),
         "test_timeout_s": float(verifier.get("timeout_sec", 600)),
         "test_env": {name: str(value) for name, value in verifier.get("env", {}).items()},
+        "allowed_hosts": list(environment.get("allowed_hosts", [])),
     }
     if (folder / "solution" / "solve.sh").is_file():
         data["solution"] = "solution/solve.sh"
