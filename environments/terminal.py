@@ -16,6 +16,7 @@ from typing import Any
 
 from agentgym.env import Info
 from agentgym.environments.acting import ShellEnv
+from agentgym.environments.findings import hints_of
 from agentgym.environments.sandbox import Sandbox, Snapshot
 from agentgym.environments.verify import Verdict, printable, verify
 from agentgym.errors import AgentgymError, InfrastructureError, TaskError
@@ -58,7 +59,7 @@ class TerminalEnv(ShellEnv):
             reward = share(grade(self.task, self.before, self.before), verdicts)
         failed = [verdict.why for verdict in verdicts if not verdict.ok]
         plain = [{"kind": one.kind, "path": one.path, "ok": one.ok, "why": one.why} for one in verdicts]
-        hint = {} if solved else {"hint": hints_of(self.task, failed)}
+        hint = {} if solved else {"hint": hints_of(self.task, verdicts)}
         return reward, {"solved": solved, "failed": failed, "verdicts": plain, **hint}
 
 
@@ -70,12 +71,6 @@ def grade(task: Task, before: Snapshot, after: Snapshot) -> list[Verdict]:
         raise
     except Exception as error:
         raise TaskError(f"task {task.id}: the verifier raised {type(error).__name__}: {error}") from error
-
-
-def hints_of(task: Task, failed: list[str]) -> list[str]:
-    """What to tell in hindsight about a task that was not solved: commands that do it, and what is not as it should be."""
-    solution = "; ".join(task.data.get("solution", ()))
-    return [*([f"These commands do it: {solution}"] if solution else []), f"It is not done: {'; '.join(failed)}."]
 
 
 def share(before: list[Verdict], after: list[Verdict]) -> float:

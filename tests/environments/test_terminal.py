@@ -63,7 +63,7 @@ async def test_a_wrong_end_says_which_expectation_failed(env: TerminalEnv) -> No
     assert last.info["failed"] == ["n holds '3\\n' instead of '2'", "junk should not be there"]
     assert last.info["hint"] == [
         "These commands do it: wc -l < a.txt > n; rm run.sh",
-        "It is not done: n holds '3\\n' instead of '2'; junk should not be there.",
+        "It is not done: n should hold '2', but n holds '3\\n' instead of '2'; nothing else should change, but junk should not be there.",
     ]
 
 
