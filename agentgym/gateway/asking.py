@@ -17,6 +17,8 @@ from agentgym.gateway.text import Detokenizer, Parts, Stops
 from agentgym.policy import Piece, Session, TokenServer
 from agentgym.types import Completion, FinishReason, Message, Prompt, Sampling, ToolCall, new_id
 
+BARE = ("json", "llama3", "openai")  # formats in which an answer may be JSON that is a call, without a mark
+
 
 class TokenLogprob(NamedTuple):
     """A sampled token with its log-prob and the likeliest in its place, as text."""
@@ -148,7 +150,7 @@ class Asking:
         if sampling.seed is not None and answer.choice:
             sampling = msgspec.structs.replace(sampling, seed=sampling.seed + answer.choice)
         detokenizer, stops = Detokenizer(self._text), Stops(sampling.stop)
-        parts = Parts(tools=bool(ask.prompt.tools), thinking=ask.thinking) if ask.chat else None
+        parts = self._parts(answer) if ask.chat else None
         finish: FinishReason | None = None if sampling.max_tokens else "length"
         if finish is None:
             async with aclosing(self.policy.stream(ask.prompt_ids, sampling)) as pieces:  # type: ignore[type-var]
@@ -162,6 +164,14 @@ class Asking:
         answer.finish_reason = finish
         return self._whole(answer, stops, parts, template.decode_response(tuple(answer.ids), ask.prompt.tools))
 
+    def _parts(self, answer: Answer) -> Parts:
+        """How the text is told apart, by the way in which this model writes calls."""
+        written = getattr(getattr(self.policy.template, "tool_format", None), "name", "")
+        return Parts(
+            tools=bool(self.ask.prompt.tools), thinking=self.ask.thinking, bare=written in BARE,
+            ended=lambda: bool(self._new_calls(answer)),
+        )  # fmt: skip
+
     def _take(self, answer: Answer, piece: Piece) -> None:
         if answer.first_s is None and piece.ids:
             answer.first_s = time.monotonic() - answer.began
@@ -171,11 +181,12 @@ class Asking:
 
     def _tell(self, answer: Answer, parts: Parts | None, text: str, piece: Piece | None, last: bool = False) -> None:
         """Tell what `text` adds, with the log-probs of the piece."""
-        content, reasoning, calls = parts.push(text, last) if parts else (text, "", False)
+        before = len(answer.calls)
+        content, reasoning = parts.push(text, last) if parts else (text, "")
         answer.content += content
         answer.reasoning += reasoning
         logprobs = self._logprobs(piece) if piece and self.ask.logprobs else ()
-        ended = self._new_calls(answer) if calls else ()
+        ended = tuple(answer.calls[before:])
         if content or reasoning or logprobs or ended:
             self._events.put_nowait(Event(answer.choice, content, reasoning, ended, logprobs))
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 
 from agentgym.types import Message, ToolSpec
 
 SIZE = 12  # bytes of a digest
-THINKING = re.compile(r"^\s*(?:<think>)?(?:(?!<think>).)*?</think>", re.DOTALL)
+THINK, THOUGHT = "<think>", "</think>"
 
 
 def same_text(text: str) -> str:
     """What is left of a text if thinking and outer space do not count: clients drop them from the history."""
-    return THINKING.sub("", text, count=1).strip() if "</think>" in text else text.strip()
+    thought, ended, rest = text.partition(THOUGHT)
+    opened = thought.lstrip().removeprefix(THINK)
+    return rest.strip() if ended and THINK not in opened else text.strip()
 
 
 def message_key(message: Message) -> bytes:

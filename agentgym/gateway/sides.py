@@ -65,7 +65,8 @@ _program = [(label, re.compile(pattern, I)) for label, pattern in PROGRAM]
 _purpose = [(label, re.compile(pattern, I)) for label, pattern in PURPOSE]
 _asked = [(label, re.compile(pattern, I)) for label, pattern in ASKED]
 SCRIPT = re.compile(
-    r"<(?:conversation|chat_history|transcript|messages|history)>|^\W*(?:user|human|assistant)\s*:", I | re.MULTILINE
+    r"<(?:conversation|chat_history|transcript|messages|history)>|^[^\w\n]{0,8}(?:user|human|assistant)[ \t]{0,4}:",
+    I | re.MULTILINE,
 )
 
 
@@ -131,7 +132,7 @@ def _by_shape(messages: Sequence[Message], around: Around) -> tuple[str, str] | 
         quotes = sum(len(text) >= QUOTED and text in said and text != said.strip() for text in around.recent)
         if quotes >= 2:
             return label or "about", "quotes a conversation that is going on"
-        if label and (quotes or SCRIPT.search(said)):
+        if label and (quotes or SCRIPT.search(said[: 4 * SHORT])):
             return label, "is about a conversation that it quotes"
     return None
 

@@ -15,15 +15,15 @@ CALLS = (
     ("<function_call>", ("{",), "</function_call>"),
     ("[TOOL_CALLS]", (), ""),
     ("<|python_tag|>", (), ""),
+    ("```json", ("{", "["), "```"),
 )
 
 
 class Delta(NamedTuple):
-    """What became known: text of the answer and of its reasoning. `calls`: a tool call may have ended."""
+    """What became known: text of the answer and of its reasoning."""
 
     content: str = ""
     reasoning: str = ""
-    calls: bool = False
 
 
 class Detokenizer:
@@ -96,19 +96,26 @@ class Stops:
 
 
 class Parts:
-    """Tells reasoning, content and tool calls apart in a text that comes in pieces."""
+    """Tells reasoning, content and tool calls apart in a text that comes in pieces.
 
-    def __init__(self, *, tools: bool, thinking: bool = False) -> None:
-        self.tools = tools
+    `ended` is asked whether what looked like a call and has just ended was one: if not it is content. `bare`: an
+    answer that begins as JSON does may be a call as a whole.
+    """
+
+    def __init__(
+        self, *, tools: bool, thinking: bool = False, bare: bool = False, ended: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.tools, self.bare, self._ended = tools, bare, ended
         self.state = "reasoning" if thinking else "start"
         self.content = ""  # given out so far
         self._held = ""
+        self._mark = 0  # characters of the mark that began a call
         self._thought = False  # reasoning just ended: space before the answer is nobody's
 
     def push(self, text: str, last: bool = False) -> Delta:
         """What is certain; `last`: nothing follows."""
         self._held += text
-        content, reasoning, calls = [], [], False
+        content, reasoning = [], []
         moved = True
         while moved:
             before = self.state, self._held
@@ -118,11 +125,11 @@ class Parts:
                 reasoning.append(self._until(THOUGHT, last))
             elif self.state == "content":
                 content.append(self._prose(last))
-            elif self.state.startswith("call"):
-                calls = self._call() or calls
+            else:
+                content.append(self._call())
             moved = (self.state, self._held) != before and bool(self._held)
         self.content += "".join(content)
-        return Delta("".join(content), "".join(reasoning), calls)
+        return Delta("".join(content), "".join(reasoning))
 
     def _start(self, last: bool) -> None:
         text = self._held.lstrip()
@@ -148,6 +155,13 @@ class Parts:
         if not self.tools:
             given, self._held = self._held, ""
             return given
+        if self.bare and not self.content.strip():
+            said = self._held.lstrip()
+            if not said and not last:
+                return ""
+            if said.startswith(("{", "[")):
+                self.state = "call "
+                return ""
         found = [(place, mark, after, end) for mark, after, end in CALLS if (place := self._held.find(mark)) >= 0]
         if not found:
             held = 0 if last else max(overlap(self._held, mark) for mark, *_ in CALLS)
@@ -160,18 +174,19 @@ class Parts:
         elif after and not rest and not last:  # it may be either
             cut = place
         else:
-            cut, self.state = place, f"call {end}"
+            cut, self.state, self._mark = place, f"call {end}", len(mark)
         given, self._held = self._held[:cut], self._held[cut:]
         return given
 
-    def _call(self) -> bool:
-        """Swallow a call; True where one ended."""
+    def _call(self) -> str:
+        """Swallow a call; what was none after all is given out."""
         end = self.state.removeprefix("call ")
-        place = self._held.find(end) if end else -1
+        place = self._held.find(end, self._mark) if end else -1
         if place < 0:
-            return False
-        self._held, self.state = self._held[place + len(end) :], "content"
-        return True
+            return ""
+        cut = place + len(end)
+        swallowed, self._held, self.state = self._held[:cut], self._held[cut:], "content"
+        return "" if self._ended() else swallowed
 
 
 def split_thinking(text: str, thinking: bool = False) -> tuple[str, str]:

@@ -88,6 +88,8 @@ async def test_tool_calls_and_what_is_said_before_them(folder):
         "The format uses <tool_call> tags, for example in a chat, and goes on.",
         '<tool_call>{"name": "bash", "arguments": {"command": "cut in the mid',
         "a < b and <tool",
+        '<tool_call>{"name": "bash", "arguments": {"command": "He said "hi""}}</tool_call> and more',
+        'Some data:\n```json\n{"a": 1}\n```\nand more',
     ],
 )
 async def test_prose_about_calls_is_content(folder, text):

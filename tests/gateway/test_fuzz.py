@@ -65,7 +65,7 @@ def test_the_document_is_what_the_gateway_does(served):
             def fuzz(case):
                 nonlocal asked
                 asked += 1
-                case.call_and_validate(checks=unlawful)
+                case.call_and_validate(checks=unlawful, timeout=60)
 
             try:
                 fuzz()

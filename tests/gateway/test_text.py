@@ -94,3 +94,12 @@ def test_reasoning_content_and_calls_for_every_size_of_piece():
         assert told("<thin ice", size, tools=True) == ("<thin ice", "")
         assert told("no call: <tool_call>", size, tools=True)[0].startswith("no call: ")
     assert split_thinking("<think>x</think> y") == ("x", "y")
+
+
+def test_what_looked_like_a_call_and_was_none_is_content():
+    text = 'See <tool_call>{"name": broken}</tool_call> and ```json\n{"a": 1}\n``` there'
+    for size in (1, 4, 200):
+        assert told(text, size, tools=True, ended=lambda: False) == (text, "")
+        assert told(text, size, tools=True)[0] == "See  and  there"
+        assert told(' {"name": "f"}', size, tools=True, bare=True) == ("", "")
+        assert told(" plain", size, tools=True, bare=True) == (" plain", "")
