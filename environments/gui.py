@@ -60,7 +60,7 @@ class GuiEnv(Env):
         observation: str = "text",
         actions: str = "refs",
         protocol: str = "tools",
-        max_steps: int = 20,
+        max_steps: int = 40,
         max_parse_errors: int = 3,
         max_chars: int = 6000,
         image: str = "jpeg",
@@ -265,22 +265,23 @@ class GuiEnv(Env):
         return tuple(spec.tool() for spec in self.specs.values()) if self.protocol == "tools" else ()
 
     async def _oracle(self, task: Task) -> list[Message]:
-        site = site_of(task, task.seed)
-        if not site.solvable:
+        if self.shows == "screenshot" or not site_of(task, task.seed).solvable:
             return []
         pages = await self._open(task, task.seed)
         actions: list[Action] = []
         try:
-            await look(pages, self.max_chars)
+            await self._see(pages)
             async for action in pages.site.solve(pages):
                 actions.append(action)
                 if action.name == "answer":
                     break
                 if error := await self._act(pages, action):
                     raise InfrastructureError(f"task {task.id}: the oracle's {action.name} failed: {error}")
-                await look(pages, self.max_chars)
+                await self._see(pages)
                 if await pages.site.over(pages):
                     break
+        except (ActionError, DialogOpen, Unresponsive, PageCrashed) as error:
+            raise InfrastructureError(f"task {task.id}: the oracle failed: {error}") from error
         finally:
             await pages.close()
         return [self._write(action, index) for index, action in enumerate(actions)]
