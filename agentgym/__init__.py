@@ -12,9 +12,10 @@ import gymnasium
 
 from agentgym.env import Env
 from agentgym.policy import Policy, ServingPolicy, Session
-from agentgym.registry import ENVIRONMENTS, TASK_SETS
+from agentgym.registry import ENVIRONMENTS, TASK_SETS, WRAPPERS
 from agentgym.task import TaskSet
 from agentgym.types import Completion, Message, Observation, Prompt, Sampling, StepResult, Task, Trajectory
+from agentgym.wrapping import wrap
 
 if TYPE_CHECKING:
     from agentgym.check import check_env, check_tasks
@@ -25,13 +26,14 @@ register = ENVIRONMENTS.register
 make = ENVIRONMENTS.make
 register_tasks = TASK_SETS.register
 make_tasks = TASK_SETS.make
+register_wrapper = WRAPPERS.register
 
 gymnasium.register(id="agentgym/Terminal-v0", entry_point="agentgym.environments.adapter:GymEnv")
 
 __all__ = [
     "Completion", "Env", "Message", "Observation", "Policy", "Prompt", "Sampling", "ServingPolicy", "Session",
     "StepResult", "Task", "TaskSet", "Trajectory", "check_env", "check_tasks", "make", "make_tasks", "register",
-    "register_tasks",
+    "register_tasks", "register_wrapper", "wrap",
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from agentgym.errors import TaskError, UsageError
 from agentgym.registry import ENVIRONMENTS, TASK_SETS
 from agentgym.task import TaskSet
 from agentgym.types import Message, Observation, StepResult, Struct, Task
+from agentgym.wrapping import make_env, wrap
 
 MAX_IDLE_STEPS = 100  # an episode must end, also for a policy that says nothing
 EPISODE_TIMEOUT_S = 120.0
@@ -75,6 +76,7 @@ def check_env(
     *,
     seed: int = 0,
     limit: int | None = 16,
+    wrappers: Sequence[Any] = (),
     **options: Any,
 ) -> Report:
     """Check an environment on tasks made for it: whatever it does wrong is in the report.
@@ -83,6 +85,7 @@ def check_env(
         env: a registered name, a class, or an environment.
         tasks: a task set, its name, or tasks; by default the first registered set for the environment's name.
         limit: tasks that are played, spread evenly over the training split.
+        wrappers: what is put around it, as `env.wrappers` of a config names them.
         options: the environment's keyword arguments, where it is given by name or class.
 
     Raises:
@@ -98,11 +101,11 @@ def check_env(
         raise UsageError(f"check_env({name!r}): there are no tasks to check it on")
     begun = time.monotonic()
     if isinstance(env, str):
-        failures = run(_play_all(listed, lambda task: ENVIRONMENTS.make(env, **options), 4, seed))
+        failures = run(_play_all(listed, lambda task: make_env(env, options, wrappers), 4, seed))
     elif isinstance(env, type):
-        failures = run(_play_all(listed, lambda task: env(**options), 4, seed))
+        failures = run(_play_all(listed, lambda task: wrap(env(**options), wrappers), 4, seed))
     else:
-        failures = run(_play_one_by_one(listed, env, seed))
+        failures = run(_play_one_by_one(listed, wrap(env, wrappers), seed))
     return Report(name=name, checked=len(listed), failures=failures, seconds=time.monotonic() - begun)
 
 
@@ -130,6 +133,7 @@ def check_tasks(
     splits: Sequence[str] = ("train", "test"),
     options: dict[str, Any] | None = None,
     env_options: dict[str, Any] | None = None,
+    wrappers: Sequence[Any] = (),
     concurrency: int = 8,
 ) -> Report:
     """Check a task set: its ids and splits, and each task (`limit` of each split, spread evenly) in its environment.
@@ -137,6 +141,7 @@ def check_tasks(
     Args:
         options: the task set's keyword arguments where it is given by name.
         env_options: the environment's.
+        wrappers: what is put around it, as `env.wrappers` of a config names them.
         concurrency: episodes at once.
     """
     made: TaskSet = TASK_SETS.make(tasks, **(options or {})) if isinstance(tasks, str) else tasks
@@ -145,9 +150,7 @@ def check_tasks(
     listed = {split: made.tasks(split) for split in splits}
     failures = list(_check_lists(listed))
     chosen = [task for split in splits for task in spread(listed[split], limit)]
-    failures += run(
-        _play_all(chosen, lambda task: ENVIRONMENTS.make(task.env, **(env_options or {})), concurrency, None)
-    )
+    failures += run(_play_all(chosen, lambda task: make_env(task.env, env_options, wrappers), concurrency, None))
     return Report(name=name, checked=len(chosen), failures=tuple(failures), seconds=time.monotonic() - begun)
 
 

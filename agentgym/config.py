@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agentgym.errors import ConfigError
+from agentgym.plugins import located
 from agentgym.schema import (
     PRESETS,
     AlgorithmConfig,
@@ -109,7 +110,7 @@ RANGES = {
 RESUMABLE = (
     "trainer.", "guard.", "engine.", "gateway.", "evaluation.every", "rollout.concurrency", "rollout.workers",
     "rollout.worker_", "rollout.max_staleness", "rollout.retries", "rollout.oversample", "rollout.reset_timeout_s", "rollout.step_timeout_s",
-    "rollout.close_timeout_s", "name", "dir",
+    "rollout.close_timeout_s", "name", "dir", "imports",
 )  # fmt: skip
 
 
@@ -141,11 +142,16 @@ def load_config(source: str | Path | None = None, overrides: Sequence[str] = ())
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"{override!r} is not of the form key=value")
-        layers.append((f"argument {override!r}", OmegaConf.from_dotlist([override])))
+        try:
+            layers.append((f"argument {override!r}", OmegaConf.from_dotlist([override])))
+        except Exception as error:
+            raise ConfigError(f"argument {override!r}: not readable as YAML: {_one_line(error)}") from error
     for origin, layer in layers:
         if not OmegaConf.is_dict(layer):
             raise ConfigError(f"{origin}: expected a mapping of config keys")
         _check_keys(OmegaConf.to_container(layer), Config, origin)  # type: ignore[arg-type]
+        if OmegaConf.is_list(layer.get("imports")):
+            layer.imports = located(layer.imports, path.parent if origin == where else Path.cwd())
 
     tree = OmegaConf.structured(Config)
     user = OmegaConf.merge({}, *[layer for _, layer in layers])

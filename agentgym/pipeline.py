@@ -19,15 +19,17 @@ from agentgym.errors import ConfigError, TaskError, UsageError
 from agentgym.evaluate import SOLVED, Evaluation, evaluate, select_tasks
 from agentgym.judge import make_judge
 from agentgym.models import resolve_model
+from agentgym.plugins import import_modules
 from agentgym.policy import ServingPolicy
 from agentgym.pool import RolloutPool, training_sampling
-from agentgym.registry import ENGINES, ENVIRONMENTS, TASK_SETS
+from agentgym.registry import ENGINES, TASK_SETS
 from agentgym.results import write_result
 from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
 from agentgym.samples import samples_from
 from agentgym.scoring import Scorer
 from agentgym.types import Sampling, Task
+from agentgym.wrapping import make_env
 
 if TYPE_CHECKING:
     from agentgym.trainers.process import LearnerProcess
@@ -67,7 +69,8 @@ async def serving(
 
 
 def load_tasks(config: Config, split: str) -> Sequence[Task]:
-    """The tasks of a split; refused if there are none."""
+    """The tasks of a split; refused if there are none. Imports what the config imports first."""
+    import_modules(config.imports, "imports:")
     tasks = TASK_SETS.make(config.tasks.name, **config.tasks.options).tasks(split)
     if not tasks:
         raise UsageError(f"tasks.name={config.tasks.name} has no tasks in the split {split!r}")
@@ -83,7 +86,7 @@ def check_start(config: Config, progress: Callable[[str], None] = lambda remark:
     engine_name(config)
     for split in ("train", "test"):
         tasks = load_tasks(config, split)
-    ENVIRONMENTS.make(tasks[0].env, **config.env.options)
+    make_env(tasks[0].env, config.env.options, config.env.wrappers)
     check_judging(config)
     return resolve_model(config.model.path, progress=progress)
 

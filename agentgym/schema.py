@@ -60,6 +60,10 @@ class EnvConfig:
     """The environment in which it is done; which one, the tasks say."""
 
     options: dict[str, Any] = knob({}, "its keyword arguments (see `agentgym envs show NAME`)")
+    wrappers: list[Any] = knob(
+        [],
+        "what is put around it, the first one innermost: names, or `{name: {option: value}}` (docs/environments.md)",
+    )
 
 
 @dataclass
@@ -272,6 +276,10 @@ class Config:
     name: str = knob("run", "name of the run; its folder is `<dir>/<name>-s<seed>`")
     dir: str = knob("runs", "folder of run folders")
     seed: int = knob(0, "seeds the tasks' order, the episodes and the trainer")
+    imports: list[str] = knob(
+        [],
+        "modules or .py files (relative to the config) to import first, which register environments, tasks, wrappers",
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     tasks: TasksConfig = field(default_factory=TasksConfig)

@@ -26,7 +26,7 @@ from agentgym.config import Config
 from agentgym.env import Env
 from agentgym.errors import AgentgymError, UsageError
 from agentgym.policy import Policy, PolicyAddress
-from agentgym.registry import ENVIRONMENTS, TASK_SETS
+from agentgym.registry import ENVIRONMENTS, TASK_SETS, WRAPPERS
 from agentgym.rollout import EpisodeRequest, failed, run_episode
 from agentgym.supervise import supervised
 from agentgym.types import Task, Trajectory
@@ -46,9 +46,10 @@ from agentgym.wire import (
     receive,
     send,
 )  # fmt: skip
+from agentgym.wrapping import make_env
 
 PROBE_S = 0.1  # between measurements of the loop's lag
-REGISTRIES = {"environments": ENVIRONMENTS, "task sets": TASK_SETS}
+REGISTRIES = {"environments": ENVIRONMENTS, "task sets": TASK_SETS, "wrappers": WRAPPERS}
 
 
 class Setup:
@@ -199,8 +200,8 @@ def make_policy(address: PolicyAddress) -> Policy:
 
 
 def registered_env(config: Config) -> Callable[[Task], Env]:
-    """Makes the environment that a task names, with the config's options."""
-    return lambda task: ENVIRONMENTS.make(task.env, **config.env.options)
+    """Makes the environment that a task names, with the config's options and wrappers."""
+    return lambda task: make_env(task.env, config.env.options, config.env.wrappers)
 
 
 def policy_timeout(config: Config) -> float:

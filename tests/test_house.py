@@ -19,9 +19,9 @@ HEAVY = ("torch", "vllm", "deepspeed", "docker", "playwright", "transformers", "
 # From the ground up: a module imports from its own row and from those above it here, never from a row below.
 # Side rooms stand in the rows of what they may use; two of them never import one another.
 LAYERS = (
-    ("errors", "lag", "untrusted"),
+    ("errors", "lag", "untrusted", "plugins"),
     ("types", "supervise"),
-    ("env", "policy", "judge", "hints", "task", "registry", "config", "schema"),
+    ("env", "policy", "judge", "hints", "task", "registry", "wrapping", "config", "schema"),
     ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor", "database"),
     ("rollout", "store", "store_scores", "samples", "report"),
     ("wire", "run", "gateway"),

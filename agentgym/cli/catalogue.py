@@ -13,22 +13,28 @@ from rich.text import Text
 
 from agentgym.check import Report, check_env, check_tasks, task_set_for
 from agentgym.cli.console import out, print_json, run
-from agentgym.cli.options import keywords
+from agentgym.cli.options import keywords, wrappers
 from agentgym.cli.play import play_episode
 from agentgym.errors import UsageError
-from agentgym.registry import ENVIRONMENTS, TASK_SETS, Registry, nearest
+from agentgym.registry import ENVIRONMENTS, TASK_SETS, WRAPPERS, Registry, nearest
 from agentgym.task import TaskSet
 from agentgym.types import Task
+from agentgym.wrapping import make_env
 
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
 Options = Annotated[
     list[str] | None, typer.Option("--option", "-o", help="keyword argument of the task set, key=value")
 ]
+Wraps = Annotated[
+    list[str] | None,
+    typer.Option("--wrap", "-w", help="a wrapper, NAME or 'NAME: {option: value}'; the first is innermost"),
+]
 
 
 def add_to(app: typer.Typer) -> None:
-    envs = typer.Typer(no_args_is_help=True, help="Environments: list, show, check.")
+    envs = typer.Typer(no_args_is_help=True, help="Environments and wrappers: list, show, check.")
     envs.command("list")(list_envs)
+    envs.command("wrappers")(list_wrappers)
     envs.command("show")(show_env)
     envs.command("check")(check_environment)
     app.add_typer(envs, name="envs")
@@ -44,6 +50,14 @@ def add_to(app: typer.Typer) -> None:
 def list_envs(as_json: Json = False) -> None:
     """The registered environments."""
     _list(ENVIRONMENTS, as_json)
+
+
+def list_wrappers(name: Annotated[str, typer.Argument(help="show this one")] = "", as_json: Json = False) -> None:
+    """The registered wrappers, or what one of them does and takes (config: env.wrappers)."""
+    if name:
+        _show(WRAPPERS, name)
+    else:
+        _list(WRAPPERS, as_json)
 
 
 def list_tasks(as_json: Json = False) -> None:
@@ -78,15 +92,18 @@ def show_tasks(name: str, option: Options = None, split: str = "train", limit: i
 
 
 def check_environment(
-    name: str, tasks: Annotated[str, typer.Option(help="a task set; empty: the first one for it")] = ""
+    name: str,
+    tasks: Annotated[str, typer.Option(help="a task set; empty: the first one for it")] = "",
+    wrap: Wraps = None,
 ) -> None:
     """Check that an environment keeps its contract."""
-    _report(check_env(name, _task_set(name, tasks)))
+    _report(check_env(name, _task_set(name, tasks), wrappers=wrappers(wrap)))
 
 
-def check_task_set(name: str, option: Options = None, limit: int = 0) -> None:
+def check_task_set(name: str, option: Options = None, limit: int = 0, wrap: Wraps = None) -> None:
     """Check that the oracle scores full marks, doing nothing none, and a reset repeats itself."""
-    _report(check_tasks(TASK_SETS.make(name, **keywords(option, TASK_SETS.load(name))), limit=limit or None))
+    made = TASK_SETS.make(name, **keywords(option, TASK_SETS.load(name)))
+    _report(check_tasks(made, limit=limit or None, wrappers=wrappers(wrap)))
 
 
 def play(
@@ -97,10 +114,11 @@ def play(
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="keyword argument of the environment")
     ] = None,
+    wrap: Wraps = None,
 ) -> None:
     """Play an episode by hand, or watch the oracle."""
     chosen = _find_task(env, tasks, task)
-    made = ENVIRONMENTS.make(env, **keywords(option, ENVIRONMENTS.load(env)))
+    made = make_env(env, keywords(option, ENVIRONMENTS.load(env)), wrappers(wrap))
     run(play_episode(made, chosen, oracle))
 
 

@@ -15,6 +15,7 @@ from agentgym.config import Config, load_config, to_yaml
 from agentgym.errors import UsageError
 from agentgym.evaluate import Evaluation, evaluate, select_tasks
 from agentgym.models import resolve_model
+from agentgym.plugins import import_modules
 from agentgym.pool import RolloutPool
 from agentgym.registry import TASK_SETS
 from agentgym.run import lock, make_folder, read_config, write_text
@@ -78,12 +79,13 @@ def _config_for(
     if found is None:
         raise UsageError(f"the run {folder} has no whole checkpoint yet")
     own = read_config(folder)
+    import_modules(own.imports, "imports:")
     config = read_config(folder, [*given, f"model.path={found}"])
     if config.tasks.name != own.tasks.name:
         alone = load_config(None, ["evaluation.n_tasks=0", *given])
         config.tasks.options, config.evaluation.n_tasks = alone.tasks.options, alone.evaluation.n_tasks
         if _env_of(config) != _env_of(own):
-            config.env.options = alone.env.options
+            config.env.options, config.env.wrappers = alone.env.options, alone.env.wrappers
     return config, str(found)
 
 

@@ -1,14 +1,11 @@
-"""What the commands take from their user: `--import`, `-o key=value`, and how the program was called."""
+"""What the commands take from their user: `--import`, `-o key=value`, `--wrap`, and how the program was called."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import shlex
 import shutil
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +15,9 @@ import msgspec
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from agentgym import plugins
 from agentgym.errors import UsageError
+from agentgym.wrapping import named
 
 _imported: list[str] = []
 
@@ -30,16 +29,22 @@ def import_modules(names: Sequence[str]) -> None:
         UsageError: one cannot be found, or fails.
     """
     _imported[:] = names
-    _add_path(Path.cwd())
-    for name in names:
+    plugins.add_path(Path.cwd())
+    plugins.import_modules(names)
+
+
+def wrappers(given: Sequence[str] | None) -> list[Any]:
+    """What `--wrap` options mean: `NAME`, or `NAME: {option: value, ...}`. Raises UsageError."""
+    found = []
+    for text in given or []:
         try:
-            importlib.import_module(_module_of(name))
-        except UsageError:
-            raise
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            where = "" if "importlib" in at.filename else f" ({at.filename}, line {at.lineno})"
-            raise UsageError(f"--import {name}: {type(error).__name__}: {error}{where}") from error
+            made: Any = OmegaConf.to_container(OmegaConf.create(f"[{text}]"))
+            (entry,) = made
+        except Exception as error:  # yaml has many error types, all meaning the same to a user
+            raise UsageError(f"--wrap {text!r} is neither NAME nor 'NAME: {{option: value}}'") from error
+        named(entry)
+        found.append(entry)
+    return found
 
 
 def program() -> str:
@@ -108,26 +113,6 @@ def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(target)
     except (NameError, TypeError, AttributeError):
         return {}
-
-
-def _module_of(name: str) -> str:
-    """The module that `--import name` means; the folder of a file becomes importable, also in worker processes."""
-    if not name.endswith(".py"):
-        return name
-    path = Path(name).absolute()
-    if not path.is_file():
-        raise UsageError(f"--import {name}: there is no such file")
-    _add_path(path.parent)
-    found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
-    if found is None or not found.origin or Path(found.origin).resolve() != path.resolve():
-        raise UsageError(f"--import {name}: another module is called {path.stem!r}: rename the file")
-    return path.stem
-
-
-def _add_path(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    importlib.invalidate_caches()
 
 
 def _short(path: Path) -> str:
