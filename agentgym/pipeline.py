@@ -20,7 +20,7 @@ from agentgym.evaluate import SOLVED, Evaluation, evaluate, select_tasks
 from agentgym.judge import make_judge
 from agentgym.models import resolve_model
 from agentgym.plugins import import_modules
-from agentgym.policy import ServingPolicy
+from agentgym.policy import ServingPolicy, TokenServer
 from agentgym.pool import RolloutPool, training_sampling
 from agentgym.registry import ENGINES, TASK_SETS
 from agentgym.results import write_result
@@ -200,9 +200,10 @@ class Pipeline:
         """Whoever judges turns, and makes the teacher's prompts if one is asked; freed whatever happens."""
         run, config = self.run, self.config
         judge = make_judge(config, ask=policy, cache=run.store)
-        scorer = Scorer(
-            judge, run.store, config, run.stored, getattr(policy, "hinted", None) if config.algorithm.w_opd else None
-        )
+        hinted = policy.hinted if isinstance(policy, TokenServer) else None
+        if config.algorithm.w_opd and hinted is None:
+            raise UsageError(f"algorithm.w_opd needs an engine that renders hints: {type(policy).__name__} does not")
+        scorer = Scorer(judge, run.store, config, run.stored, hinted if config.algorithm.w_opd else None)
         try:
             yield scorer
         finally:

@@ -76,6 +76,10 @@ SIGNALS: tuple[tuple[str, str, dict[str, str], bool], ...] = (
         True,
     ),
     ("Hints", "share of candidates", {"hint_acceptance": "accepted"}, True),
+    ("Overlap", "tokens that both top-k have, at the chosen hint", {"opd_overlap": "overlap"}, False),
+    ("Teacher", "mean |teacher - old| of log-probs", {"opd_gap": "gap"}, False),
+    ("RL and OPD", "share of tokens that both push the same way", {"opd_sign_agreement": "same sign"}, True),
+    ("Losses", "per step", {"rl_loss": "RL", "opd_loss": "OPD"}, False),
 )
 REASONS = {"rejected": "samples not trained on", "unscored": "turns unscored", "hints_refused": "hints refused"}
 

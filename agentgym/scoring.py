@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from agentgym.config import Config, JudgeConfig
+from agentgym.errors import UsageError
 from agentgym.judge import Judge
 from agentgym.store import Store
 from agentgym.types import WITH_OUTCOME, Exchange, Group, Judgement, Message, Prompt, Task, Trajectory, Turn
 
 RETRIED = "retried: the same request came again"
-TOO_LONG = "too long for the context"
+TOO_LONG, UNTOLD = "too long for the context", "no place in the prompt"  # why a hint is not told to the teacher
 SLACK_S = 30.0  # beyond what the judge's own deadlines add up to
 
 # The teacher's prompts: for the prompt as served (`ids`) the same with each hint, None where that cannot be.
@@ -173,13 +174,18 @@ class Scorer:
         """With the teacher's prompt for each hint; a hint that leaves no room for the response is refused."""
         assert self.hinted is not None
         served, room = turn.completion.prompt_ids, self.config.model.max_length - len(turn.completion.ids)
-        made = self.hinted(Prompt(messages=history, tools=trajectory.tools), served, judgement.hints)
+        try:
+            made = self.hinted(Prompt(messages=history, tools=trajectory.tools), served, judgement.hints)
+        except UsageError as error:  # of the chat template
+            refused = tuple(f"cannot be told: {error}"[:200] for _ in judgement.hints)
+            return msgspec.structs.replace(judgement, hints=(), refused_hints=judgement.refused_hints + refused)
         fits = [ids is not None and len(ids) <= room for ids in made]
+        refused = tuple(UNTOLD if ids is None else TOO_LONG for ids, fit in zip(made, fits, strict=True) if not fit)
         return msgspec.structs.replace(
             judgement,
             hints=tuple(hint for hint, fit in zip(judgement.hints, fits, strict=True) if fit),
             hinted=tuple(tuple(ids) for ids, fit in zip(made, fits, strict=True) if fit and ids is not None),
-            refused_hints=judgement.refused_hints + (TOO_LONG,) * fits.count(False),
+            refused_hints=judgement.refused_hints + refused,
         )
 
 

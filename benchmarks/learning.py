@@ -120,9 +120,8 @@ async def train(folder: Path, model: Path, arm: str, seed: int, steps: int, over
     run.store.add_version(step=0, life=run.life)
     learner = InProcess(config, model, run.folder)
     policy = TransformersPolicy(config, model=model, folder=run.folder)
-    scorer = Scorer(
-        make_judge(config, cache=run.store), run.store, config, run.stored, getattr(policy, "hinted", None) if w_opd else None
-    )  # fmt: skip
+    judge = make_judge(config, cache=run.store)
+    scorer = Scorer(judge, run.store, config, run.stored, policy.hinted if w_opd else None)
     exam = questions(policy, tasks)
 
     async def success(step: int) -> float:

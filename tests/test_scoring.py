@@ -6,7 +6,8 @@ import time
 import pytest
 
 from agentgym.config import Config, load_config
-from agentgym.scoring import RETRIED, TOO_LONG, Scorer, deadline_s, exchanges, retried
+from agentgym.errors import UsageError
+from agentgym.scoring import RETRIED, TOO_LONG, UNTOLD, Scorer, deadline_s, exchanges, retried
 from agentgym.store import Store
 from agentgym.types import Group, Judgement, Message, Task, ToolCall, Trajectory, Turn
 from tests.fakes import ScriptedJudge, completion, hinted
@@ -263,7 +264,18 @@ async def test_a_hint_that_leaves_no_room_for_the_response_is_refused(store):
     (judgement,) = group.judgements[0]
     assert judgement.hints == (short,)
     assert len(judgement.hinted) == 1 and len(judgement.hinted[0]) + 2 == 40
-    assert judgement.refused_hints == (TOO_LONG, TOO_LONG)
+    assert judgement.refused_hints == (TOO_LONG, UNTOLD)
+
+
+async def test_a_chat_template_that_refuses_the_conversation_costs_the_hints_only(store, config):
+    def refuses(prompt, served, hints):
+        raise UsageError("no tools, please")
+
+    judge = ScriptedJudge(lambda exchange: (1, ("use wc -l instead",)))
+    group = await scores(Scorer(judge, store, config, stored, refuses), episode(turns=1))
+    (judgement,) = group.judgements[0]
+    assert (judgement.score, judgement.hints, judgement.hinted) == (1, (), ())
+    assert judgement.refused_hints == ("cannot be told: no tools, please",)
 
 
 async def test_a_disk_that_fails_is_told_and_not_taken_for_a_judgement(store, config):
