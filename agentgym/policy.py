@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,6 +124,13 @@ class TokenServer(ServingPolicy):
 
         Raises:
             EngineError: the engine failed, or took longer than `engine.request_timeout_s`.
+        """
+
+    @abstractmethod
+    def hinted(self, prompt: Prompt, served_ids: tuple[int, ...], hints: Sequence[str]) -> list[tuple[int, ...] | None]:
+        """The teacher's prompts: `served_ids`, which said `prompt`, with each hint in the last user message.
+
+        None where a hint cannot be told, as in a conversation without a user message.
         """
 
 

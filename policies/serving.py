@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from agentgym.config import Config
+from agentgym.policies.hinting import hinted_prompt
 from agentgym.policies.template import ChatTemplate
 from agentgym.policy import ContextOverflow, Piece, Policy, Session, TokenServer
 from agentgym.types import Completion, FinishReason, Prompt, Sampling
@@ -86,3 +87,8 @@ class TokenPolicy(TokenClient, TokenServer):
         self.model = model
         self.folder = folder
         self.version = version
+
+    def hinted(self, prompt: Prompt, served_ids: tuple[int, ...], hints: Sequence[str]) -> list[tuple[int, ...] | None]:
+        """The teacher's prompt for each hint (see `hinting`); None where it cannot be told. Safe in any thread."""
+        told = self.config.hints.template
+        return [hinted_prompt(self.template, prompt.messages, prompt.tools, served_ids, hint, told) for hint in hints]

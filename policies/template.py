@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class ChatTemplate:
         special = {id: token.content for id, token in added.items() if token.special}
         specials = sorted(special.values(), key=len, reverse=True)
         self._specials = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
+        self.special_ids = frozenset(special)
         self.turn_end = self._turn_end()
         self._turn_end_text = self.tokenizer.id_to_token(self.turn_end) or ""
         self.stop_ids = tuple(sorted({self.turn_end, *self._eos_ids()}))
@@ -65,13 +67,13 @@ class ChatTemplate:
             return prompt.ids
         text = self.render(prompt.messages, prompt.tools)
         if not session.ids:
-            return self._encode(text)
+            return self.encode(text)
         follows = self._follows(session, prompt, text)
         if follows is None:
             session.broken += 1
-            return self._encode(text)
+            return self.encode(text)
         end = () if session.ids[-1] == self.turn_end else (self.turn_end,)  # cut off by length or by a stop string
-        return session.ids + end + self._encode(follows)
+        return session.ids + end + self.encode(follows)
 
     def encode_response(self, message: Message) -> tuple[int, ...]:
         """The ids of `message` as the model should have written it, end of turn included: what a warm start trains on."""
@@ -82,7 +84,7 @@ class ChatTemplate:
             written = text[len(before) : end]
         else:  # a template that writes more before an answer than it keeps of it (thinking)
             written = self._guard(self._with_calls(message).content)
-        return (*self._encode(written), self.turn_end)
+        return (*self.encode(written), self.turn_end)
 
     def decode_response(self, ids: tuple[int, ...], tools: tuple[ToolSpec, ...] = ()) -> Message:
         """What people and environments read: text without special tokens; tool calls parsed where there are tools.
@@ -109,6 +111,11 @@ class ChatTemplate:
         if not self.prints_tools:
             messages = [self._with_calls(message) for message in messages]
         return self._render_text(messages, tools, add_generation_prompt)
+
+    def stretches(self, text: str) -> list[str]:
+        """What `render` made, cut around its special tokens: plain, special, plain, ..., plain."""
+        cuts = [place for found in self._specials.finditer(text) for place in found.span()]
+        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
 
     def _with_calls(self, message: Message) -> Message:
         """The message with its tool calls written into its content."""
@@ -144,7 +151,8 @@ class ChatTemplate:
         """Put a mark into each special token that somebody wrote into a message: who types <|im_end|> ends no turn."""
         return self._specials.sub(lambda found: found[0][0] + MARK + found[0][1:], text.replace(MARK, ""))
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of what `render` made; marked special tokens stay text."""
         if MARK not in text:
             return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
         ids: list[int] = []
