@@ -5,6 +5,8 @@ A task's `data` holds
     tools     where the tools come from (see `tools.py`)
     expect    what must hold in the end (see `toolcall_verify.py`); the policy never sees it
     then      further messages of the user: each comes when the policy has answered the one before without a call
+    until     "answer" (default), or "calls": the first message whose calls can be made ends the episode
+    max_steps how many messages it takes at most
     user      what a simulated user says if asked: {"facts": [{"about": "a regular expression", "says": "..."}]}
     solution  the oracle's messages: a text, or a list of calls such as {"name": "add", "arguments": {"a": 1}}
 
@@ -30,6 +32,7 @@ from agentgym.types import Message, Observation, StepResult, Task, ToolCall
 
 SYSTEM = "You help a user by means of tools. Call them as needed; when everything is done, tell the user the result."
 EMPTY = "your message is empty: call a tool, or say something to the user"
+MAX_STEPS = 12
 MAX_HEARD = 4000  # characters of a message in which a simulated user looks for questions
 NOTHING_TO_ADD = "I have nothing to add to that. Please go on with what you know."
 MAX_VAIN_QUESTIONS = 2  # that a simulated user answers with nothing
@@ -43,7 +46,7 @@ class ToolCallEnv(Env):
     wrong, is counted, and ends nothing.
 
     Args:
-        max_steps: messages the policy may write.
+        max_steps: messages the policy may write; 0: as many as the task says, or 12.
         max_calls: calls that are made of one message; further ones are refused.
         max_parse_errors: malformed messages in a row that end the episode; 0: they never do.
         tool_timeout_s: seconds one call may take.
@@ -58,7 +61,7 @@ class ToolCallEnv(Env):
     def __init__(
         self,
         *,
-        max_steps: int = 12,
+        max_steps: int = 0,
         max_calls: int = 16,
         max_parse_errors: int = 0,
         tool_timeout_s: float = 20.0,
@@ -67,10 +70,10 @@ class ToolCallEnv(Env):
         system_prompt: str | None = None,
         text_format: str = "hermes",
     ) -> None:
-        if max_steps < 1 or max_calls < 1 or tool_timeout_s <= 0 or step_timeout_s <= 0 or max_result_chars < 2:
-            raise UsageError(f"{self.name}: max_steps, max_calls, the timeouts and max_result_chars must be > 0")
-        if max_parse_errors < 0:
-            raise UsageError(f"{self.name}: max_parse_errors must not be negative")
+        if max_calls < 1 or tool_timeout_s <= 0 or step_timeout_s <= 0 or max_result_chars < 2:
+            raise UsageError(f"{self.name}: max_calls, the timeouts and max_result_chars must be > 0")
+        if max_steps < 0 or max_parse_errors < 0:
+            raise UsageError(f"{self.name}: max_steps and max_parse_errors must not be negative")
         self.max_steps, self.max_calls, self.max_parse_errors = max_steps, max_calls, max_parse_errors
         self.tool_timeout_s, self.step_timeout_s = tool_timeout_s, step_timeout_s
         self.max_result_chars, self.system_prompt = max_result_chars, system_prompt
@@ -91,6 +94,8 @@ class ToolCallEnv(Env):
         )
         await self.box.start()
         self.task, self.ended = task, False
+        self.until = task.data.get("until", "answer")
+        self.limit = self.max_steps or int(task.data.get("max_steps", MAX_STEPS))
         self.steps = self.malformed = self.in_a_row = 0
         self.made: list[list[Made]] = [[]]
         self.said: list[str] = []
@@ -117,9 +122,11 @@ class ToolCallEnv(Env):
         else:
             end = "answer"
         self.in_a_row = self.in_a_row + 1 if info.get("parse_error") else 0
+        if self.until == "calls" and any(not one["error"] for one in info.get("calls", ())):
+            end = "calls"
         if not end and 0 < self.max_parse_errors <= self.in_a_row:
             end = "parse_errors"
-        end = end or ("max_steps" if self.steps >= self.max_steps else "")
+        end = end or ("max_steps" if self.steps >= self.limit else "")
         observation = Observation(messages=tuple(messages), tools=self.box.specs)
         if not end:
             return StepResult(observation, 0.0, False, False, info)
@@ -200,6 +207,7 @@ class ToolCallEnv(Env):
             states=tuple(self.states),
             errors=self.malformed,
             tools=tuple(self.task.data.get("tools", ())),
+            max_chars=self.max_result_chars,
         )
         try:
             verdicts = await verify(self.task.data.get("expect", ()), evidence)

@@ -6,7 +6,8 @@ An expectation is plain data with a `kind` and what that kind asks for:
               "contains": said somewhere as words of their own), tolerance (of a number, relative; 1e-6)
     state     value (plain data), source (which of the stateful tools; 0), ignore (keys left out at the top)
     replay    turns: for each of the user's messages the calls that are right; the state must be as they leave it, after
-              each message. They are replayed on tools of their own.
+              each message. They are replayed on tools of their own. With results: true what they return must have come
+              back to the policy as well, by then.
     no_calls  nothing more: the right thing is to call no tool, and to say something
     function  function ("module:name") that gets the Evidence and the expectation and returns what is wrong, or ""
 """
@@ -48,6 +49,7 @@ class Evidence(Struct, frozen=True, kw_only=True):
     states: tuple[list[Any], ...] = ()  # of the stateful tools, after each turn
     errors: int = 0  # malformed calls
     tools: tuple[dict[str, Any], ...] = ()  # as the task names them
+    max_chars: int = 8000  # of a result
 
     @property
     def calls(self) -> list[Made]:
@@ -137,32 +139,54 @@ def differ(found: Any, wanted: Any, ignore: Iterable[str] = ()) -> str:
 
 
 async def _replay(expectation: Expectation, evidence: Evidence) -> str:
-    wanted = await replay(evidence.tools, expectation["turns"])
-    if len(evidence.states) < len(wanted):
-        return f"the conversation ended in message {len(evidence.states)} of {len(wanted)}"
-    for index, (found, right) in enumerate(zip(evidence.states, wanted, strict=False)):
-        for here, there in zip(found, right, strict=True):
+    right = await replay(evidence.tools, expectation["turns"], evidence.max_chars)
+    if len(evidence.states) < len(right):
+        return f"the conversation ended in message {len(evidence.states)} of {len(right)}"
+    came_back: list[str] = []
+    for index, (results, states) in enumerate(right):
+        came_back += [made.result.content for made in evidence.made[index]]
+        if not expectation["turns"][index]:
+            continue  # whatever the policy did, the next message's state shows it
+        for here, there in zip(evidence.states[index], states, strict=True):
             if why := differ(here, there, expectation.get("ignore", ())):
                 return f"after message {index + 1}: {why}"
+        if expectation.get("results") and (missing := _missing(results, came_back, evidence.made[index])):
+            return f"after message {index + 1}: {missing}"
     return ""
 
 
-async def replay(tools: Iterable[dict[str, Any]], turns: Iterable[list[dict[str, Any]]]) -> list[list[Any]]:
-    """The states that calls leave behind on tools of their own, after each turn. Raises TaskError if one fails."""
-    box = Toolbox(sources_from(list(tools)))
-    states = []
+def _missing(results: list[str], came_back: list[str], made: tuple[Made, ...]) -> str:
+    """What the right calls of a turn return that never came back to the policy."""
+    if not made:
+        return "no tool was called"
+    left = list(came_back)
+    for result in results:
+        if result not in left:
+            return f"no call returned {named(result)}"
+        left.remove(result)
+    return ""
+
+
+async def replay(
+    tools: Iterable[dict[str, Any]], turns: Iterable[list[dict[str, Any]]], max_chars: int
+) -> list[tuple[list[str], list[Any]]]:
+    """What calls return on tools of their own, and the states that they leave, per turn. Raises TaskError for wrong ones."""
+    box = Toolbox(sources_from(list(tools)), max_chars=max_chars)
+    replayed = []
     try:
         await box.start()
         for turn in turns:
+            results = []
             for call in turn:
                 made = ToolCall(id="replay", name=call["name"], arguments=json.dumps(call.get("arguments", {})))
                 result = await box.call(made)
                 if result.misspelt:
                     raise TaskError(f"the right calls cannot be made: {result.content}")
-            states.append(box.state())
+                results.append(result.content)
+            replayed.append((results, box.state()))
     finally:
         await asyncio.shield(box.close())
-    return states
+    return replayed
 
 
 def _no_calls(expectation: Expectation, evidence: Evidence) -> str:

