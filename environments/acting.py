@@ -24,9 +24,10 @@ __all__ = ["DONE", "ShellEnv", "ShellSettings", "say", "show"]
 class ShellEnv(Env):
     """A shell in a sandbox; what is in it and how it is judged is the subclass's to say.
 
-    The episode ends when the policy asks for nothing after it has acted (it says that it is done), at `max_steps`, its
-    deadline or the end of its context, or after `max_parse_errors` messages in a row that cannot be used; whichever it
-    is, all that runs is stopped, the state is judged, and that step's reward is the outcome.
+    The episode terminates when the policy asks for nothing after it has acted (it says that it is done), or after
+    `max_parse_errors` messages in a row that cannot be used; it is truncated at `max_steps` (where that is more than one),
+    its deadline or the end of its context. Whichever it is, all that runs is stopped, the state is judged, and that
+    step's reward is the outcome.
 
     Args:
         sandbox: `auto` or one of the sandboxes by name.
@@ -188,8 +189,9 @@ class ShellEnv(Env):
         await self.protocol.close()
         await self.sandbox.stop()  # what is judged is what the policy left, and nobody changes it meanwhile
         reward, judged = await self._judge(said)
-        info = {**outcome.info, "end": end, "steps": self.steps, **judged}
-        return StepResult(self._observe(outcome), reward, True, False, info)
+        info = {**outcome.info, "end": end, "reason": end, "steps": self.steps, **judged}
+        cut_off = end in ("time", "context") or (end == "max_steps" and self.settings.max_steps > 1)
+        return StepResult(self._observe(outcome), reward, not cut_off, cut_off, info)
 
 
 def _with(message: Message, content: str) -> Message:

@@ -15,6 +15,7 @@ from agentgym.environments.settings import ShellSettings
 from agentgym.types import Message, Struct, ToolCall, ToolSpec
 
 MAX_CALLS = 8  # of one message
+MAX_RAW = 4000  # characters of output with escape codes that the record keeps
 NO_CALL = "no tool call"
 BROKEN_CALL = re.compile(r"<\|?tool_calls?\b|<function[=_]|\[TOOL_CALLS\]")
 
@@ -133,8 +134,12 @@ def show(result: CommandResult, limit: int) -> str:
 
 
 def told(result: CommandResult) -> Info:
-    """What the record keeps of a command."""
-    return {"exit_code": result.exit_code, "timed_out": result.timed_out, "seconds": result.seconds}
+    """What the record keeps of a command; output with escape codes also as it came, within bounds."""
+    info: Info = {"exit_code": result.exit_code, "timed_out": result.timed_out, "seconds": result.seconds}
+    for name, raw in (("stdout_raw", result.stdout_raw), ("stderr_raw", result.stderr_raw)):
+        if b"\x1b" in raw:
+            info[name] = cut(raw.decode("utf-8", "replace"), MAX_RAW)
+    return info
 
 
 def _user(text: str) -> tuple[Message, ...]:

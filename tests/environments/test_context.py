@@ -92,10 +92,10 @@ async def test_an_episode_stays_within_its_context_and_ends_with_it(tmp_path: Pa
         said += [action.content, result.observation.messages[0].content]
         sizes.append(count(said[-1]))
         left_out += "tokens left out" in said[-1]
-        if result.terminated:
+        if result.truncated:
             break
     await env.close()
-    assert (result.info["end"], result.info["solved"]) == ("context", False)
+    assert (result.info["end"], result.info["solved"], result.terminated) == ("context", False, False)
     assert sum(map(count, said)) <= 3000 and left_out > 3 and sizes == sorted(sizes, reverse=True) and len(sizes) < 20
 
 

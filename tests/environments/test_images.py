@@ -120,7 +120,7 @@ async def play(env: agentgym.Env, task: Task, *commands: str) -> StepResult:
         await env.reset(options={"task": task})
         for command in commands:
             result = await env.step(Message(role="assistant", content=block(command)))
-            if result.terminated:
+            if result.terminated or result.truncated:
                 return result
         return await env.step(Message(role="assistant", content=DONE))
     finally:

@@ -39,7 +39,7 @@ async def play(task: Task, *commands: str, **options: object) -> StepResult:
         await env.reset(options={"task": task})
         for command in commands:
             result = await env.step(Message(role="assistant", content=block(command)))
-            if result.terminated:
+            if result.terminated or result.truncated:
                 return result
         return await env.step(Message(role="assistant", content=DONE))
     finally:
@@ -162,6 +162,7 @@ async def test_tests_that_take_too_long_are_no_success(harbor) -> None:
 async def test_the_agents_time_is_limited(harbor) -> None:
     result = await play(harbor(agent_timeout_s=0.2), f"{RIGHT}; sleep 0.3")
     assert (result.info["end"], result.reward, result.info["steps"]) == ("time", 1.0, 1)
+    assert (result.terminated, result.truncated) == (False, True)
 
 
 async def test_shares_of_terminal_bench_tests(harbor) -> None:

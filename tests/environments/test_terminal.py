@@ -132,7 +132,8 @@ async def test_the_oracle_fits_any_number_of_steps(kind: str, max_steps: int) ->
     messages = await env.oracle(task())
     assert len(messages) == min(max_steps, 3)
     results = [await env.step(message) for message in messages]
-    assert [result.terminated for result in results] == [False] * (len(messages) - 1) + [True]
+    assert [result.terminated or result.truncated for result in results] == [False] * (len(messages) - 1) + [True]
+    assert results[-1].truncated == (max_steps == 2)  # its last message was a command: it could have said more
     assert results[-1].reward == 1.0
     await env.close()
 
@@ -211,3 +212,9 @@ async def test_misuse_is_the_callers_fault() -> None:
 def test_long_output_keeps_head_and_tail() -> None:
     result = CommandResult(exit_code=1, stdout="a" * 50 + "\n", stderr="b" * 50 + "\n", seconds=0.1)
     assert show(result, 20) == f"(exit 1)\n{'a' * 10}\n[... 81 characters left out ...]\n{'b' * 10}"
+
+
+async def test_escape_codes_are_in_the_record_and_not_in_what_the_policy_reads(env: TerminalEnv) -> None:
+    result = await env.step(say(block(r"printf '\033[31mred\033[0m\n'; echo plain")))
+    assert text_of(result) == "(exit 0)\nred\nplain" and result.info["stdout_raw"] == "\x1b[31mred\x1b[0m\nplain\n"
+    assert "stdout_raw" not in (await env.step(say(block("echo plain")))).info
