@@ -17,7 +17,6 @@ are candidates.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -32,14 +31,14 @@ from agentgym.registry import nearest
 from agentgym.types import Exchange, Role
 from agentgym.untrusted import head_and_tail
 
-BUDGET_S = 1.0  # for all rules on one exchange: an expression may take for ever on a text made for it
+BUDGET_S = 1.0  # of processor time for one search: an expression may take for ever on a text made for it
 MAX_CHARS = 200_000  # of a text that is searched, head and tail
 KEYS = ("score", "hint", "matches", "where", "role", "ignore_case", "path", "equals", "above", "below", "exists")
 WHERE = ("next_state", "response", "task")
 ROOTS = ("info", "reward", "outcome", "last", "turn")
 MISSING = object()
 
-Condition = Callable[[Exchange, float], bool]  # with the seconds that are left; raises TimeoutError
+Condition = Callable[[Exchange], bool]  # raises TimeoutError
 
 
 class Rule:
@@ -61,9 +60,9 @@ class Rule:
             raise ConfigError(f"{self.name}: has neither a score nor a hint of text")
         self.conditions = [*self._search(given), *self._comparison(given)]
 
-    def applies(self, exchange: Exchange, deadline: float) -> bool:
-        """Whether all conditions hold. Raises TimeoutError at `deadline` of time.monotonic()."""
-        return all(holds(exchange, deadline) for holds in self.conditions)
+    def applies(self, exchange: Exchange) -> bool:
+        """Whether all conditions hold. Raises TimeoutError."""
+        return all(holds(exchange) for holds in self.conditions)
 
     def _search(self, given: dict[str, Any]) -> list[Condition]:
         if "matches" not in given:
@@ -81,7 +80,7 @@ class Rule:
             compiled = regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
         except (regex.error, TypeError) as error:
             raise ConfigError(f"{self.name}: matches={pattern!r} is no regular expression: {error}") from error
-        return [lambda exchange, deadline: _found(compiled, text_of(exchange, where, role), deadline)]
+        return [lambda exchange: _found(compiled, text_of(exchange, where, role))]
 
     def _comparison(self, given: dict[str, Any]) -> list[Condition]:
         asked = [key for key in ("equals", "above", "below", "exists") if key in given]
@@ -101,7 +100,7 @@ class Rule:
                 raise ConfigError(
                     f"{self.name}: {key}={given[key]!r}: expected {'a number' if key != 'exists' else 'true or false'}"
                 )
-        return [lambda exchange, deadline: all(TESTS[key](value_at(exchange, path), given[key]) for key in asked)]
+        return [lambda exchange: all(TESTS[key](value_at(exchange, path), given[key]) for key in asked)]
 
 
 class RulesJudge(HintingJudge):
@@ -122,11 +121,10 @@ class RulesJudge(HintingJudge):
         return await asyncio.to_thread(self._verdict, exchange)
 
     def _verdict(self, exchange: Exchange) -> Verdict:
-        deadline = time.monotonic() + BUDGET_S
         hints: list[str] = []
         for rule in self.rules:
             try:
-                if not rule.applies(exchange, deadline):
+                if not rule.applies(exchange):
                     continue
             except TimeoutError:
                 return Verdict((None,), tuple(hints), f"{rule.name} took too long: make its expression simpler")
@@ -156,15 +154,10 @@ def value_at(exchange: Exchange, path: Sequence[str]) -> Any:
     return value
 
 
-def _found(pattern: Any, text: str, deadline: float) -> bool:
+def _found(pattern: Any, text: str) -> bool:
     head, _, tail = head_and_tail(text, MAX_CHARS)
-    for part in (head, tail) if tail else (head,):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        if pattern.search(part, timeout=left_s, concurrent=True):
-            return True
-    return False
+    parts = (head, tail) if tail else (head,)
+    return any(pattern.search(part, timeout=BUDGET_S, concurrent=True) for part in parts)
 
 
 def _equals(value: Any, wanted: Any) -> bool:

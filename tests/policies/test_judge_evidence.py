@@ -1,6 +1,9 @@
 """Judges without a model: the environment's evidence, and rules of the config."""
 
+import asyncio
+import re
 import time
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -177,14 +180,39 @@ def test_a_rule_that_always_applies_comes_last():
 
 async def test_an_expression_made_to_take_for_ever_leaves_the_turn_unscored():
     judge = judge_of("rules", [{"matches": r"^(a|aa)+$", "score": 1}, {"score": 0}])
-    began = time.monotonic()
+    began = time.process_time()
     judgement = await judge(exchange("a" * 5000 + "b"))
     assert judgement.score is None and judgement.reason.startswith("judge.rules[0] took too long")
-    assert time.monotonic() - began < BUDGET_S + 4
+    assert time.process_time() - began < BUDGET_S + 2
     assert (await judge(exchange("aaa"))).score == 1
+
+
+async def test_such_an_expression_holds_nobody_else_up():
+    judge = judge_of("rules", [{"matches": r"^(a|aa)+$", "score": 1}, {"score": 0}])
+    searching = asyncio.create_task(judge(exchange("a" * 5000 + "b")))
+    ticks = 0
+    while not searching.done():
+        await asyncio.sleep(0.01)
+        ticks += 1
+    assert ticks > 5
 
 
 async def test_a_very_long_next_state_is_searched_at_both_ends():
     judge = judge_of("rules", [{"matches": "END$", "score": 1}, {"matches": "^START", "score": -1}, {"score": 0}])
     assert (await judge(exchange("x" * 5_000_000 + "END"))).score == 1
     assert (await judge(exchange("START" + "x" * 5_000_000))).score == -1
+
+
+async def test_the_rules_of_the_documentation_work(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "learning.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```yaml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "rules.yaml").write_text(next(one for one in examples if "kind: rules" in one))
+    judge = make_judge(load_config(tmp_path / "rules.yaml"))
+    said = Message(role="user", content="Thanks a lot")
+    turns = [
+        exchange("2 failed"),
+        exchange("x", info={"exit_code": 1}),
+        replace(exchange(), next_state=(said,)),
+        exchange("x"),
+    ]
+    assert [(await judge(turn)).score for turn in turns] == [-1, -1, 1, 0]
