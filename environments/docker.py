@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import posixpath
 import tarfile
@@ -149,10 +150,13 @@ class DockerSandbox(Sandbox):
         return 137
 
     async def open_terminal(self) -> Terminal:
-        said = (await self.run("command -v stty env >/dev/null && env -0 | base64 -w0")).stdout
+        said = (await self.run("env -0 | base64 -w0")).stdout  # the agent's shell: it may say anything
+        environment = ""
+        with contextlib.suppress(ValueError):
+            environment = base64.b64decode(said, validate=True).decode("utf-8", "replace")
         if self.terminal is not None:
             self.terminal.close()
-        answer = await asyncio.to_thread(self._exec_terminal, base64.b64decode(said).decode("utf-8", "replace"))
+        answer = await asyncio.to_thread(self._exec_terminal, environment)
         self.terminal = Terminal(detach(answer))
         return self.terminal
 

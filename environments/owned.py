@@ -18,7 +18,10 @@ from agentgym.environments.leftovers import LABEL
 from agentgym.errors import SandboxError
 
 TIMEOUT_S = 600  # a large repository on a slow disk
-CHOWN = 'for place in "${@:2}"; do mkdir -p -- "$place" && chown -hR -- "$1" "$place" || exit; done'
+CHOWN = (
+    'for place in "${@:2}"; do mkdir -p -- "$place" || exit; [[ $place == / ]] && all=-h || all=-hR; '
+    'chown $all -- "$1" "$place" || exit; done'
+)
 
 _making = threading.Lock()
 

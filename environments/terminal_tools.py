@@ -14,6 +14,7 @@ from agentgym.environments.pty import Terminal
 from agentgym.environments.sandbox import CommandResult, Sandbox
 from agentgym.environments.settings import ShellSettings
 from agentgym.environments.shell import quote
+from agentgym.errors import SandboxError
 
 MAX_WAIT_S = 30.0
 FIRST_S = 3.0  # for the prompt of a terminal that was just started
@@ -84,6 +85,8 @@ class TerminalTools:
         from agentgym.environments.screen import encode
 
         terminal = await self._terminal()
+        if isinstance(terminal, str):
+            return terminal
         await self._look(terminal)
         if not await terminal.send(encode(keys)):
             return "error: the terminal takes no more keys: the program in it reads none"
@@ -92,7 +95,8 @@ class TerminalTools:
 
     async def screen(self) -> str:
         """See the screen of that terminal."""
-        return await self._look(await self._terminal())
+        terminal = await self._terminal()
+        return terminal if isinstance(terminal, str) else await self._look(terminal)
 
     async def _run(self, command: str) -> CommandResult:
         from agentgym.environments.protocols import told
@@ -102,12 +106,16 @@ class TerminalTools:
         self.last = told(result)
         return result
 
-    async def _terminal(self) -> Terminal:
+    async def _terminal(self) -> Terminal | str:
+        """The terminal, or why there is none: a shell that was bent so far that it starts nothing is the policy's doing."""
         if self.terminal is None or self.terminal.ended:
             await self.close()
             assert self._sandbox is not None
             self.emulator.reset()
-            self.terminal = await self._sandbox.open_terminal()
+            try:
+                self.terminal = await self._sandbox.open_terminal()
+            except SandboxError as error:
+                return f"error: {error}"
             await self.terminal.quiet(FIRST_S, 0.5)
         return self.terminal
 

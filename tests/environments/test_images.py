@@ -110,6 +110,7 @@ async def test_what_root_owns_in_an_image_is_the_users_in_the_sandbox(tmp_path: 
         made = owned(image.id, ("/testbed", "/tests/deep"), "1000:1000")
         assert made == owned(image.id, ("/testbed", "/tests/deep"), "1000:1000") != image.id
         assert owned(image.id, ("/testbed",), "0:0") == image.id
+        assert owned(image.id, ("/",), "1000:1000") != image.id  # the top alone, not all of the system
         assert made not in {one.name for one in find()}
     with pytest.raises(SandboxError, match="owner"):
         owned(build("base").id, ("/proc/x",), "1000:1000")

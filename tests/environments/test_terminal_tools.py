@@ -146,6 +146,20 @@ async def test_interrupts_floods_and_the_end_of_a_terminal(env: TerminalEnv) -> 
     assert ".bash_history" not in await env.sandbox.snapshot()  # type: ignore[union-attr]
 
 
+async def test_a_shell_that_was_bent_is_no_failure_of_the_machine(env: TerminalEnv) -> None:
+    bent = "command() { false; }; builtin() { false; }; env() { echo; }; base64() { seq 99; }; setsid() { :; }; disown() { false; }; PATH=/nowhere"
+    await env.step(call("shell", command=bent))
+    for name, more in (
+        ("send_keys", {"keys": ["echo hi", "Enter"], "wait_s": 0.3}),
+        ("screen", {}),
+        ("read_file", {"path": "a.txt"}),
+        ("write_file", {"path": "b", "content": "x"}),
+    ):
+        assert text_of(await env.step(call(name, **more)))
+    last = await env.step(Message(role="assistant", content="Done."))
+    assert (last.reward, last.info["end"]) == (0.0, "done")
+
+
 async def test_the_terminal_sees_the_processes_of_the_shell(env: TerminalEnv) -> None:
     await env.step(call("shell", command="sleep 7531 & echo $! > pid; disown"))
     shown = text_of(await env.step(call("send_keys", keys=["kill $(cat pid) && echo killed", "Enter"])))
