@@ -110,7 +110,7 @@ RANGES = {
 RESUMABLE = (
     "trainer.", "guard.", "engine.", "gateway.", "evaluation.every", "rollout.concurrency", "rollout.workers",
     "rollout.worker_", "rollout.max_staleness", "rollout.retries", "rollout.oversample", "rollout.reset_timeout_s", "rollout.step_timeout_s",
-    "rollout.close_timeout_s", "name", "dir", "imports",
+    "rollout.close_timeout_s", "judge.timeout_s", "judge.retries", "judge.concurrency", "judge.key_env", "name", "dir", "imports",
 )  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def test_no_hint_becomes_a_special_token():
 
 
 def test_hostile_hints_take_little_time():
-    began = time.monotonic()
+    began = time.process_time()
     for text in ("a" * 5_000_000, "\u200b" * 5_000_000, "4 2 " * 1_000_000, "<|" * 2_000_000, "\u0301" * 3_000_000):
         accept([text], SETTINGS, [SECRET, "42", "++"])
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20

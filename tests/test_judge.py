@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from agentgym.config import Config
+from agentgym.config import Config, check_resumable
 from agentgym.errors import ConfigError
 from agentgym.judge import JudgeCache, MemoryCache, majority_vote, make_judge, vote_entropy
 from agentgym.policies.scripted import ScriptedPolicy
@@ -85,3 +85,11 @@ def test_the_first_answer_kept_stands_in_memory_and_in_the_store(tmp_path):
             cache.cache("k", "first")
             cache.cache("k", "second")
             assert cache.cached("k") == "first"
+
+
+def test_a_run_may_go_on_with_other_deadlines_and_not_with_another_judge():
+    check_resumable(
+        judged("llm"), judged("llm", judge_timeout_s=5.0, judge_retries=9, judge_concurrency=2, judge_key_env="K")
+    )
+    with pytest.raises(ConfigError, match=r"judge\.url"):
+        check_resumable(judged("llm"), judged("llm", judge_url="http://h/v1"))

@@ -80,7 +80,7 @@ def test_head_and_tail_keep_the_ends():
 
 
 def test_hostile_text_takes_linear_time():
-    began = time.monotonic()
+    began = time.process_time()
     for text in ("<" * 10**6, "\u200b" * 10**6, "[a_" * 10**6, "<a_a_" * 10**6, "<" + " " * 10**6, "< " * 10**6):
         defused(text), visible(text), stripped(text)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20

@@ -119,7 +119,7 @@ def test_data_stays_behind_its_bar(attack):
 @attacks
 def test_no_answer_holds_the_parser_up(attack):
     text = attack_text(attack)
-    began = time.monotonic()
+    began = time.process_time()
     for answer in (
         text,
         f"{text}{own(1)}",
@@ -130,7 +130,7 @@ def test_no_answer_holds_the_parser_up(attack):
         parse(answer, CODE)
     exchange = exchange_with(attack)
     judge_messages(exchange, fence=FENCE, code=CODE, budget=BUDGET)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @attacks

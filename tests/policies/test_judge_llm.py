@@ -89,7 +89,8 @@ async def test_an_endpoint_that_never_answers_is_given_up():
     async with MockPolicyServer(faults={"hang": 1.0}) as server:
         began = time.monotonic()
         [judgement] = await ask(server.url, exchange(), judge_timeout_s=0.2, judge_retries=1)
-        assert time.monotonic() - began < 5 and server.in_flight == 0
+        assert time.monotonic() - began < 20
+        await until(lambda: not server.in_flight)
     assert judgement.score is None and "no answer within judge.timeout_s=0.2 s (3 of 3)" in judgement.reason
 
 

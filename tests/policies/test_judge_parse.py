@@ -99,6 +99,6 @@ def test_an_endpoint_that_cannot_repeat_the_code_may_answer_without():
 )  # fmt: skip
 @pytest.mark.parametrize("bind", [True, False])
 def test_hostile_answers_take_little_time(text, bind):
-    began = time.monotonic()
+    began = time.process_time()
     assert parse(text[:MAX_CHARS], CODE, bind=bind).vote is None
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1

@@ -99,9 +99,9 @@ def test_a_huge_exchange_takes_little_time():
         task=huge, history=(Message(role="user", content=huge),) + (Message(role="user"),) * 100_000,
         response=Message(role="assistant", content=huge), next_state=(Message(role="tool", content=huge),) * 3,
     )  # fmt: skip
-    began = time.monotonic()
+    began = time.process_time()
     assert len(shown(made)) < 100_000
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_the_same_question_has_the_same_key_and_another_one_another():
