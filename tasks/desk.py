@@ -37,6 +37,7 @@ class Desks(TaskSet):
         levels: some of 1 to 3; all by default.
         n_train, n_test: tasks in each split.
         seed: another one makes other instances.
+        tools: `all` 18 are on offer (some 2,000 tokens), or the `few` that a task needs, for small models.
     """
 
     name = "toolcall/desk"
@@ -49,6 +50,7 @@ class Desks(TaskSet):
         n_train: int = 512,
         n_test: int = 96,
         seed: int = 0,
+        tools: str = "all",
     ) -> None:
         self.families = list(FAMILIES) if families is None else list(families)
         self.levels = list(LEVELS) if levels is None else list(levels)
@@ -60,6 +62,9 @@ class Desks(TaskSet):
             raise UsageError(f"{self.name}: levels are some of {LEVELS}, got {self.levels}")
         if n_train < 0 or n_test < 0:
             raise UsageError(f"{self.name}: n_train and n_test must not be negative")
+        if tools not in ("all", "few"):
+            raise UsageError(f"{self.name}: tools is all or few, got {tools!r}")
+        self.few = tools == "few"
         self.sizes = {"train": n_train, "test": n_test}
         self.seed = seed
         self._made: dict[str, Sequence[Task]] = {}
@@ -103,12 +108,12 @@ class Desks(TaskSet):
                 level=level,
                 split=split,
                 seed=self.seed * 1_000_003 + index,
-                data=task_data(world, errand),
+                data=task_data(world, errand, self.few),
             )
             index += 1
 
 
-def task_data(world: World, errand: Errand) -> dict[str, Any]:
+def task_data(world: World, errand: Errand, few: bool = False) -> dict[str, Any]:
     """What the environment needs: the tools with their world, what must hold in the end, and a solution."""
     plain = world.plain()
     expect: list[dict[str, Any]] = [
@@ -116,9 +121,12 @@ def task_data(world: World, errand: Errand) -> dict[str, Any]:
         {"kind": "function", "function": "agentgym.tasks.desk_office:judge_mails", "mails": errand.mails},
     ]
     expect += [{"kind": "answer", "value": word, "compare": "contains"} for word in errand.says]
+    tools: dict[str, Any] = {"class": "agentgym.tasks.desk_office:Desk", "options": {"world": plain}}
+    if few:
+        tools["only"] = sorted({call["name"] for said in errand.solution if isinstance(said, list) for call in said})
     data: dict[str, Any] = {
         "system": SYSTEM,
-        "tools": [{"class": "agentgym.tasks.desk_office:Desk", "options": {"world": plain}}],
+        "tools": [tools],
         "expect": expect,
         "solution": errand.solution,
     }

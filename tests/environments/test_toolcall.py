@@ -356,6 +356,24 @@ async def test_what_a_model_writes_goes_the_whole_way():
     assert trajectory.turns[1].next_state[0].role == "tool"
 
 
+async def test_a_model_plays(tmp_path):
+    """A tiny one that babbles: each message is an answer, a call or an error, and the episode ends in order."""
+    from agentgym.config import Config
+    from agentgym.policies.transformers import TransformersPolicy
+
+    config = Config()
+    config.engine.dtype, config.model.max_length = "float32", 2048
+    policy = TransformersPolicy(config, model=resolve_model("tiny"), folder=tmp_path)
+    await policy.start()
+    try:
+        played = await asyncio.gather(*(episode(task(), policy, max_steps=2) for _ in range(2)))
+    finally:
+        await policy.close()
+    for trajectory in played:
+        assert (trajectory.status, trajectory.outcome) == ("completed", 0.0), trajectory.reason
+        assert all(turn.completion.ids for turn in trajectory.turns)
+
+
 async def test_an_mcp_server_lives_as_long_as_its_episode():
     pytest.importorskip("mcp")
     server = str(Path(__file__).parent / "servers" / "mcp_server.py")

@@ -60,12 +60,22 @@ def test_the_test_split_holds_what_no_policy_can_see_in_the_instruction(desks):
             assert all(word not in said for word in hidden)
 
 
-@pytest.mark.parametrize("options", [{"families": ["meting"]}, {"levels": [4]}, {"families": []}, {"n_train": -1}])
+@pytest.mark.parametrize(
+    "options", [{"families": ["meting"]}, {"levels": [4]}, {"families": []}, {"n_train": -1}, {"tools": "some"}]
+)
 def test_impossible_options(options):
     with pytest.raises(UsageError):
         Desks(**options).tasks("train")
     with pytest.raises(UsageError, match="unknown split"):
         Desks().tasks("validation")
+
+
+def test_few_tools_are_enough():
+    few = Desks(n_train=18, n_test=18, tools="few")
+    report = agentgym.check_tasks(few)
+    assert report.ok, report
+    offered = [len(task.data["tools"][0]["only"]) for task in few.tasks("train")]
+    assert max(offered) <= 7
 
 
 def play(task, script):
