@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentgym.errors import AgentgymError
 from agentgym.gateway import chatting, responses
 from agentgym.gateway.describe import document
-from agentgym.gateway.keys import Keys, Limits
+from agentgym.gateway.keys import Keys, Limits, check_origin
 from agentgym.gateway.monitor import Monitor
 from agentgym.gateway.problems import Problem, failed, invalid, no_model, not_found
 from agentgym.gateway.requests import FeedbackRequest, plain, read
@@ -38,6 +38,8 @@ def make_app(gateway: Gateway, keys: Keys) -> FastAPI:
 
     def user_of(request: Request, named: Any = None) -> str:
         header = request.headers
+        if keys.path is None:
+            check_origin(header.get("host"), header.get("origin"))
         return plain(keys.user_of(header.get("authorization"), header.get("x-user-id") or named))[:200]
 
     def posted(path: str, work: Work) -> None:

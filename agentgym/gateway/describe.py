@@ -74,7 +74,7 @@ def _asks(what: str, body: str, answer: str, stream: bool = False) -> dict[str, 
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
         "responses": {
             "200": {"description": what, "content": content},
-            **_errors(400, 401, 404, 408, 413, 429, 500, 503),
+            **_errors(400, 401, 403, 404, 408, 413, 429, 500, 503),
         },
     }
 
@@ -83,7 +83,7 @@ def _gets(
     what: str, schema: dict[str, Any], parameters: list[dict[str, Any]] | None = None, *, kind: str = "application/json",
     missing: bool = False, refused: bool = False, open_to_all: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    codes = [*([400] if refused else []), *([] if open_to_all else [401]), *([404] if missing else []), 500, 503]
+    codes = [*([400] if refused else []), *([] if open_to_all else [401, 403]), *([404] if missing else []), 500, 503]
     made: dict[str, Any] = {
         "summary": what, "parameters": parameters or [],
         "responses": {"200": {"description": what, "content": {kind: {"schema": schema}}}, **_errors(*codes)},

@@ -34,7 +34,9 @@ class Known:
     head: str  # how its system prompt begins
     tools: bytes
     before: bytes  # of the prompt
-    keys: tuple[bytes, ...]  # of the prompt's messages, system messages left out
+    count: int  # messages of the prompt, system messages left out
+    last: bytes  # of the last of them
+    keys: tuple[bytes, ...] = ()  # of all of them, until a reply comes
     state: State = "open"
     delivered: bool = False
     followed: bool = False  # a reply came
@@ -120,11 +122,15 @@ class Index:
             return
         key = message_key(answer)
         turn.after = digest(turn.before + key)
-        turn.anchors = _anchors(turn.keys[-1] if turn.keys else b"", key, answer)
+        turn.anchors = _anchors(turn.last, key, answer)
         turn.answer = same_text(answer.content) if turn.kind == "side" else ""
         self._after[turn.after].append(id)
         for anchor in turn.anchors:
             self._anchor[anchor].append(id)
+
+    def reply(self, turn: Known) -> None:
+        """A reply to it came: it is no session's end any more."""
+        turn.followed, turn.keys = True, ()
 
     def forget_session(self, session: str) -> None:
         """Forget the turns of a session."""
@@ -192,7 +198,7 @@ class Index:
             return Match("continued" if session else "branched", session, parent, count, why)
         children = [self.turns[id] for id in self._children[parent.id] if id in self.turns]
         main = [child for child in children if child.kind == "main"]
-        known = set().union(*(child.keys for child in children)) if children else set()
+        known = {child.last for child in children}
         if any(message.role == "assistant" for message in fresh):
             last = main[-1] if main else None
             return Match("edited", parent.session, parent, count, "an answer of ours was rewritten", last)
@@ -200,7 +206,7 @@ class Index:
             return Match("continued", parent.session, parent, count, why)
         place = sum(message.role != "system" for message in request.messages[:count])
         if len(fresh) == 1 and fresh[0].role == "user" and message_key(fresh[0]) not in known and main:
-            replaced = next((child for child in reversed(main) if len(child.keys) == place + 1), None)
+            replaced = next((child for child in reversed(main) if child.count == place + 1), None)
             if replaced:
                 return Match("edited", parent.session, parent, count, "another message in the place of one", replaced)
         return Match("branched", parent.session, parent, count, f"{why} that was answered before")

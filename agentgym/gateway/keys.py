@@ -12,12 +12,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from agentgym.config import GatewayConfig
 from agentgym.errors import UsageError
-from agentgym.gateway.problems import limited, unauthorised
+from agentgym.gateway.problems import Problem, limited, unauthorised
 from agentgym.types import Struct
 
 PREFIX = "sk-agentgym-"
@@ -110,6 +111,21 @@ def check_binding(settings: GatewayConfig) -> None:
             f"gateway.host={settings.host} is open to other machines: set gateway.keys (`agentgym serve CONFIG "
             "--new-key USER` makes one), or listen on 127.0.0.1"
         )
+
+
+def check_origin(host: str | None, origin: str | None) -> None:
+    """Without keys the gateway answers programs of this machine, not web pages that a browser on it shows.
+
+    Raises:
+        Problem: 403, a page of another site asks, or a name of another site stands for this machine.
+    """
+    for given in (host and f"//{host}", origin):
+        name = urlsplit(given).hostname if given else None
+        if name and name not in LOOPBACK and not name.startswith("127."):
+            raise Problem(
+                "Without API keys this server answers requests of its own machine alone.", status=403,
+                kind="permission_error", code="forbidden_origin",
+            )  # fmt: skip
 
 
 class Limits:

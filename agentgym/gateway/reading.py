@@ -63,7 +63,7 @@ class Reader:
         self._know(taken, request, id, now)
         if kind == "main":
             if match.parent and match.relation in ENDS_WAIT:
-                match.parent.followed = True
+                self.index.reply(match.parent)
             self._remember(facts.messages[match.since :])
         return taken
 
@@ -75,7 +75,8 @@ class Reader:
         """Know a turn again that the ledger kept."""
         request = Request(turn.messages, turn.tools, turn.created)
         self._know(turn.taken, request, turn.id, turn.created)
-        self.index.turns[turn.id].followed = followed
+        if followed:
+            self.index.reply(self.index.turns[turn.id])
         answer = turn.completion.message if turn.state == "complete" else None
         self.answered(turn.id, turn.state, turn.messages, answer)
         if delivered:
@@ -101,6 +102,7 @@ class Reader:
             Known(
                 id=id, session=taken.session, parent=taken.parent, kind=taken.kind, label=taken.label, created=now,
                 system=request.system, head=request.head, tools=request.tool_names, before=request.chain[-1], keys=keys,
+                count=len(keys), last=keys[-1] if keys else b"",
             )
         )  # fmt: skip
 

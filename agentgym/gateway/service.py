@@ -38,6 +38,7 @@ from agentgym.types import Completion, Message, Prompt, new_id
 log = logging.getLogger("agentgym.gateway")
 T = TypeVar("T")
 BIG = 20_000  # characters whose rendering would hold up the event loop
+HELD = 4_000_000  # ids of sessions held in memory; those of others are read again when they go on
 KNOWN = 5000  # turns that are known again after a restart
 
 
@@ -63,6 +64,7 @@ class Gateway:
         self.unrecorded = 0  # turns that could not be written: the disk is full, or broken
         self.observers: list[Callable[[Ask, Answer, State], None]] = []  # metrics
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # by turn: the ids up to its end
+        self._held = 0  # ids of all of them
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._background: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -298,8 +300,10 @@ class Gateway:
 
     def _snapshot(self, id: str, session: Session) -> None:
         self._sessions[id] = session
-        while len(self._sessions) > self.settings.max_sessions:
-            self._sessions.popitem(last=False)
+        self._held += len(session.ids)
+        while self._held > HELD and len(self._sessions) > 1:
+            _, oldest = self._sessions.popitem(last=False)
+            self._held -= len(oldest.ids)
 
     # --- feedback and sessions ---------------------------------------------------------------------------------------
 
@@ -330,7 +334,7 @@ class Gateway:
         """Erase what is kept of a user or of one session, in the store and in memory."""
         self.readers.forget(user, session)
         for id in [id for id, kept in self._sessions.items() if session in (None, kept.id)]:
-            del self._sessions[id]  # made again from the store where it is of somebody else
+            self._held -= len(self._sessions.pop(id).ids)  # made again from the store where it is of somebody else
         return await self.stored(self.ledger.erase, user, session)
 
     async def _sweep(self) -> None:

@@ -33,7 +33,7 @@ async def raw(url, data, *, close_writing=False, read=True):
 
 
 def post(body, *headers, path=PATH):
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -74,9 +74,11 @@ async def test_bodies(folder):
             assert set(error) == {"message", "type", "param", "code"} and error["message"], body[:80]
             assert error["type"] == "invalid_request_error"
             assert code is None or error["code"] == code, (body[:80], error)
-        found, _, answer = await raw(url, b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        found, _, answer = await raw(url, b"GET /v1/nothing HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert (found, json.loads(answer)["error"]["code"]) == (404, "unknown_url")
-        found, _, answer = await raw(url, b"PUT /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        found, _, answer = await raw(
+            url, b"PUT /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         assert (found, json.loads(answer)["error"]["code"]) == (405, "method_not_allowed")
         assert gateway.ledger.fates() == {}
         await client.chat.completions.create(**chat())  # it serves on
@@ -129,7 +131,7 @@ async def test_a_body_that_is_too_large_or_never_comes(folder):
         big = json.dumps(chat(messages=[{"role": "user", "content": "x" * 200_000}])).encode()
         found, _, answer = await raw(url, post(big)[:5000])  # refused by its length alone
         assert (found, json.loads(answer)["error"]["code"]) == (413, "request_too_large")
-        chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         found, *_ = await raw(url, chunked + b"20000\r\n" + b"x" * 0x20000 + b"\r\n")
         assert found == 413
         found, _, answer = await raw(url, post(b"{" + b" " * 500)[:-300])
@@ -204,3 +206,17 @@ async def test_errors_and_logs_hold_no_content(folder, caplog):
     assert "SECRET" not in "".join(
         record.getMessage() for record in caplog.records if record.name.startswith("agentgym")
     )
+
+
+async def test_pages_of_other_sites_are_not_answered(folder):
+    async with gateway_before(saying("x"), folder) as (gateway, _, url):
+        body = json.dumps(chat()).encode()
+        for header, status in (
+            ("Origin: https://evil.example", 403),
+            ("Origin: null", 200),
+            ("Origin: http://localhost:3000", 200),
+        ):
+            assert (await raw(url, post(body, header)))[0] == status, header
+        rebound = post(body).replace(b"Host: localhost", b"Host: evil.example")
+        assert (await raw(url, rebound))[0] == 403
+        assert sum(gateway.ledger.fates().values()) == 2
