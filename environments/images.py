@@ -58,7 +58,12 @@ BASE = [
 ]
 PYTHON = [*BASE, *["python3", "python3-minimal", "libpython3-stdlib", "git", "make"]]
 WHEELS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
-RECIPES: dict[str, tuple[list[str], tuple[str, ...]]] = {"base": (BASE, ()), "python": (PYTHON, WHEELS)}
+NUMBERS = [*PYTHON, "python3-numpy", "python3-sympy"]  # and what these need
+RECIPES: dict[str, tuple[list[str], tuple[str, ...]]] = {
+    "base": (BASE, ()),
+    "python": (PYTHON, WHEELS),
+    "interpreter": (NUMBERS, ()),
+}
 SKIP = (
     "/usr/share/doc",
     "/usr/share/man",
@@ -86,7 +91,7 @@ class Image(Struct, frozen=True, kw_only=True):
 
 
 def ensure(name: str) -> str:
-    """The id of the image `name`; `base` and `python` are made where they are not there yet.
+    """The id of the image `name`; `base`, `python` and `interpreter` are made where they are not there yet.
 
     Raises SandboxError: there is no such image here. It is not pulled.
     """
@@ -101,7 +106,7 @@ def ensure(name: str) -> str:
 
 
 def build(name: str) -> Image:
-    """Make `base` or `python` from this machine's packages, or find what was made before.
+    """Make `base`, `python` or `interpreter` from this machine's packages, or find what was made before.
 
     Raises:
         UsageError: no such recipe.

@@ -5,6 +5,7 @@ What a task names (`Task.data["tools"]`, plain data) is one of
     {"function": "module:name"}                                    a typed function, sync or async
     {"class": "module:Class", "options": {...}, "only": [...]}     each public method of one instance per episode
                                                                    (a ToolSource, such as PythonTool: what it offers)
+                                                                   (a ToolSource, such as PythonTool: what it offers)
     {"provider": "module:Class", "options": {...}}                 an object with `specs` and `call` (see `Provider`)
     {"mcp": {"command": ["python", "server.py"]}}                  see `mcp.py`
     {"mcp": {"url": "http://127.0.0.1:8000/mcp"}}
@@ -321,6 +322,13 @@ def _source(entry: dict[str, Any]) -> ToolSource:
         return MCPServer(**entry["mcp"])
     except (TypeError, UsageError) as error:
         raise TaskError(f"an MCP server cannot be made of {entry['mcp']!r:.200}: {error}") from error
+
+
+def _made(kind: type[ToolSource], options: dict[str, Any]) -> ToolSource:
+    try:
+        return kind(**options)
+    except (TypeError, UsageError) as error:
+        raise TaskError(f"{kind.__name__} cannot be made with {options!r:.200}: {error}") from error
 
 
 def _made(kind: type[ToolSource], options: dict[str, Any]) -> ToolSource:

@@ -4,6 +4,7 @@
 #   procps       ps and kill, for shell tasks   python3.11-venv   where Debian's Python came without it
 #   docker.io    containers; its daemon is started where nothing else would do so (root, without systemd or in CI)
 #   chromium-headless-shell   the browser of the environment gui
+#   python3-numpy, python3-sympy   what the code interpreter's cells may import
 set -euo pipefail
 
 packages=()
@@ -12,6 +13,7 @@ need() { command -v "$1" >/dev/null || packages+=("$2"); }
 need bwrap bubblewrap
 need ps procps
 need dockerd docker.io
+/usr/bin/python3 -c 'import numpy, sympy' 2>/dev/null || packages+=(python3-numpy python3-sympy)
 ldconfig -p | grep -q libnuma.so.1 || packages+=(libnuma1)
 if command -v python3.11 >/dev/null && ! python3.11 -c 'import ensurepip' 2>/dev/null; then packages+=(python3.11-venv); fi
 

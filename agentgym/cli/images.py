@@ -23,11 +23,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def build(
-    name: Annotated[str, typer.Argument(help="base, python, or a folder with a Dockerfile")],
+    name: Annotated[str, typer.Argument(help="base, python, interpreter, or a folder with a Dockerfile")],
     tag: Annotated[str, typer.Option(help="name of an image from a folder")] = "",
     as_json: Json = False,
 ) -> None:
-    """Make an image: `base` and `python` from this machine's own packages, without a registry."""
+    """Make an image: `base`, `python` and `interpreter` from this machine's own packages, without a registry."""
     from agentgym.environments import images
 
     folder = Path(name)
