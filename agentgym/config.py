@@ -215,6 +215,30 @@ def check_config(config: Config) -> None:
         raise ConfigError(
             f"trainer.micro_batch_tokens={config.trainer.micro_batch_tokens} cannot hold one sequence of model.max_length={config.model.max_length}"
         )
+    _check_teaching(config)
+
+
+def _check_teaching(config: Config) -> None:
+    """Refuse what a teacher cannot do; who gives hints at all is checked where judges are known."""
+    algorithm, teacher = config.algorithm, config.teacher
+    if "{hint}" not in config.hints.template:
+        raise ConfigError(f"hints.template={config.hints.template!r}: it must say where the {{hint}} goes")
+    if not algorithm.w_opd or teacher.kind != "http":
+        return
+    if not teacher.url or not teacher.model:
+        raise ConfigError(
+            "teacher.kind=http needs teacher.url and teacher.model: an engine, and its name for the model"
+        )
+    if algorithm.opd == "hybrid_topk" and algorithm.opd_support == "student":
+        raise ConfigError(
+            "algorithm.opd=hybrid_topk with opd_support=student asks a teacher for log-probs of the student's likeliest tokens, "
+            "which teacher.kind=http does not return: set algorithm.opd=token (or, if it tells its own likeliest tokens, "
+            "opd=topk_kl or opd_support=teacher), or teacher.kind=self"
+        )
+    if config.rollout.temperature != 1.0:
+        raise ConfigError(
+            f"rollout.temperature={config.rollout.temperature:g}: a teacher.kind=http scores at temperature 1 only"
+        )
 
 
 def to_yaml(config: Config) -> str:

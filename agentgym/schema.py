@@ -172,9 +172,12 @@ class TeacherConfig:
     """Who scores the responses under the prompt with the hint."""
 
     kind: str = knob("self", "`self` (the weights in training), `reference` (frozen), `http` (an external engine)")
-    url: str = knob("", "`http`: an engine that returns log-probs of given ids")
+    url: str = knob(
+        "", "`http`: the OpenAI-compatible base URL of an engine that returns log-probs of given ids (vLLM)"
+    )
     model: str = knob("", "`http`: the model's name there; it must have the same tokenizer")
-    timeout_s: float = knob(120.0, "`http`: deadline of one call")
+    key_env: str = knob("", "`http`: the environment variable that holds the API key")
+    timeout_s: float = knob(120.0, "`http`: deadline of one call, all tries together")
 
 
 @dataclass

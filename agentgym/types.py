@@ -223,6 +223,14 @@ class Exchange(Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()  # what no hint may contain
 
 
+class Taught(Struct, frozen=True, kw_only=True):
+    """What a teacher outside of the run says of the T tokens of a response, under the prompt with one hint."""
+
+    logprobs: tuple[float | None, ...]  # None: not told, or not finite
+    top_ids: tuple[tuple[int, ...], ...] = ()  # per token its k likeliest, falling, of equals the lower id; if it tells
+    top: tuple[tuple[float, ...], ...] = ()  # their log-probs
+
+
 class Judgement(Struct, frozen=True, kw_only=True):
     """What came of judging one turn; stored under (trajectory_id, turn)."""
 
@@ -238,6 +246,7 @@ class Judgement(Struct, frozen=True, kw_only=True):
     reason: str = ""
     seconds: float = 0.0
     hinted: tuple[tuple[int, ...], ...] = ()  # the teacher's prompt for each of `hints`, as ids; only if it is asked
+    taught: tuple[Taught, ...] = ()  # what a teacher outside of the run said under each of `hinted`
 
 
 class ScoredSample(Struct, frozen=True, kw_only=True):
@@ -248,3 +257,4 @@ class ScoredSample(Struct, frozen=True, kw_only=True):
     # The prompts of the teacher, as ids: per span one for each accepted hint. A span without has no OPD term;
     # empty as a whole: no span has one.
     hinted: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    taught: tuple[tuple[Taught, ...], ...] = ()  # likewise: what a teacher outside of the run said under each of them

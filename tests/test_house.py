@@ -21,7 +21,7 @@ HEAVY = ("torch", "vllm", "deepspeed", "docker", "playwright", "transformers", "
 LAYERS = (
     ("errors", "lag", "untrusted", "plugins"),
     ("types", "supervise"),
-    ("env", "policy", "judge", "hints", "task", "registry", "wrapping", "config", "schema"),
+    ("env", "policy", "judge", "hints", "teacher", "task", "registry", "wrapping", "config", "schema"),
     ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor", "database"),
     ("rollout", "store", "store_scores", "samples", "report"),
     ("wire", "run", "gateway"),
