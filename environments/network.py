@@ -115,11 +115,11 @@ class Proxy:
             await _say(reader, writer, 400, "this is a proxy: ask for http://host/ or CONNECT host:port")
             return
         matching = [one for one in self.rules if one.admits(host, port)]
-        addresses = await _addresses(host, port, matching) if matching else []
-        if not addresses:
+        places = await addresses(host, port, matching) if matching else []
+        if not places:
             await _say(reader, writer, 403, f"{host}:{port} is not among the hosts that may be reached")
             return
-        there = await _connect(addresses)
+        there = await _connect(places)
         if there is None:
             await _say(reader, writer, 502, f"{host}:{port} cannot be reached")
             return
@@ -149,7 +149,7 @@ def listen_in(pid: int, port: int) -> socket.socket:
     return socket.socket(fileno=descriptors[0])
 
 
-async def _addresses(host: str, port: int, rules: Sequence[Rule]) -> list[tuple[str, int]]:
+async def addresses(host: str, port: int, rules: Sequence[Rule]) -> list[tuple[str, int]]:
     """Where the host is, without what only a rule that says so may lead to."""
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -161,11 +161,11 @@ async def _addresses(host: str, port: int, rules: Sequence[Rule]) -> list[tuple[
     return [place for place in places if explicit or ipaddress.ip_address(place[0].split("%")[0]).is_global]
 
 
-async def _connect(addresses: Sequence[tuple[str, int]]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-    for address in addresses:
+async def _connect(places: Sequence[tuple[str, int]]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    for place in places:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(CONNECT_S):
-                return await asyncio.open_connection(*address)
+                return await asyncio.open_connection(*place)
     return None
 
 

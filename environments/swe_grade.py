@@ -92,6 +92,7 @@ class PatchReport(Struct, frozen=True, kw_only=True, omit_defaults=False):
     failed: tuple[str, ...] = ()
     hacks: tuple[Hack, ...] = ()
     timed_out: bool = False
+    test_seconds: float = 0.0  # of the run of the tests alone
     log: str = ""  # its end
 
 
@@ -217,7 +218,9 @@ async def grade_patch(instance: Instance, trees: Trees, patch: str, *, kind: str
     if instance.parser == "pytest" and headers(result.stdout) > 1:
         hacks.append(Hack(kind="forgery", path="", what="wrote a summary while the tests ran", fatal=True))
     report = _report(instance, results, [*hacks, *rewritten])
-    return msgspec.structs.replace(report, timed_out=result.timed_out, log=result.stdout[-LOG_TAIL:])
+    return msgspec.structs.replace(
+        report, timed_out=result.timed_out, test_seconds=result.seconds, log=result.stdout[-LOG_TAIL:]
+    )
 
 
 def run_paths(instance: Instance, tree: Tree) -> tuple[str, ...]:
