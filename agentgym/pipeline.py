@@ -28,6 +28,7 @@ from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
 from agentgym.samples import samples_from
 from agentgym.scoring import Scorer
+from agentgym.teacher import Teacher, make_teacher
 from agentgym.types import Sampling, Task
 from agentgym.wrapping import make_env
 
@@ -119,6 +120,7 @@ class Pipeline:
 
     def __init__(self, run: Run, progress: Progress) -> None:
         self.run, self.config, self.progress = run, run.config, progress
+        self.teacher: Teacher | None = None
         self.held_out = select_tasks(load_tasks(run.config, "test"), run.config.evaluation.n_tasks)
         self.training = load_tasks(run.config, "train")
 
@@ -146,6 +148,10 @@ class Pipeline:
 
         run, config = self.run, self.config
         base = check_start(config, partial(self._say, "model"))
+        self.teacher = make_teacher(config, base)
+        if self.teacher is not None:
+            stack.push_async_callback(self.teacher.close)
+            await self.teacher.start()
         found = checkpoint.latest(run.checkpoints)
         step = int(checkpoint.read_state(found)["step"]) if found else 0
         if step > config.trainer.steps:
@@ -203,7 +209,8 @@ class Pipeline:
         hinted = policy.hinted if isinstance(policy, TokenServer) else None
         if config.algorithm.w_opd and hinted is None:
             raise UsageError(f"algorithm.w_opd needs an engine that renders hints: {type(policy).__name__} does not")
-        scorer = Scorer(judge, run.store, config, run.stored, hinted if config.algorithm.w_opd else None)
+        told = hinted if config.algorithm.w_opd else None
+        scorer = Scorer(judge, run.store, config, run.stored, told, self.teacher)
         try:
             yield scorer
         finally:

@@ -18,6 +18,7 @@ from agentgym.config import Config, JudgeConfig
 from agentgym.errors import UsageError
 from agentgym.judge import Judge
 from agentgym.store import Store
+from agentgym.teacher import Teacher, with_taught
 from agentgym.types import WITH_OUTCOME, Exchange, Group, Judgement, Message, Prompt, Task, Trajectory, Turn
 
 RETRIED = "retried: the same request came again"
@@ -75,6 +76,7 @@ class Scorer:
         judge: None where nobody judges; then nothing is done, and groups stay as they are.
         stored: calls the store without holding up the event loop (`Run.stored`).
         hinted: makes the teacher's prompts; None where no teacher is asked.
+        teacher: one outside of the learner, asked as soon as there is a prompt.
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class Scorer:
         config: Config,
         stored: Callable[..., Awaitable[Any]],
         hinted: Hinted | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
-        self.judge, self.store, self.stored, self.hinted = judge, store, stored, hinted
+        self.judge, self.store, self.stored, self.hinted, self.teacher = judge, store, stored, hinted, teacher
         self.config = config
         self.deadline_s = deadline_s(config.judge)
         self.counts = {"waiting": 0, "scored": 0, "unscored": 0}
@@ -140,6 +143,8 @@ class Scorer:
                 judgement = await self._asked(exchange)
             if judgement.hints and self.hinted:
                 judgement = await asyncio.to_thread(self._with_prompts, trajectory, turn, exchange.history, judgement)
+            if judgement.hinted and self.teacher is not None:
+                judgement = await with_taught(self.teacher, judgement, turn.completion)
             await self.stored(self.store.add_judgement, judgement)
         finally:
             self.counts["waiting"] -= 1

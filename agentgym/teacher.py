@@ -5,12 +5,17 @@ A teacher inside the learner (`teacher.kind` `self` and `reference`) needs none 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+import msgspec
+
 from agentgym.config import Config
 from agentgym.registry import TEACHERS
-from agentgym.types import Taught
+from agentgym.types import Completion, Judgement, Taught
+
+TEMPERATURE = "sampled at another temperature than the teacher's"
 
 
 class Teacher(ABC):
@@ -50,3 +55,34 @@ def make_teacher(config: Config, model: Path) -> Teacher | None:
         return None
     teacher: Teacher = TEACHERS.load(config.teacher.kind)(config, model=model)
     return teacher
+
+
+async def with_taught(teacher: Teacher, judgement: Judgement, completion: Completion) -> Judgement:
+    """The judgement with what `teacher` says of the response under each of its hints; it is asked for all at once.
+
+    A hint under which it failed, or said something of another length, is refused with the reason: that term is missing.
+    """
+    said: list[Taught | str | BaseException]
+    if completion.temperature != 1.0:
+        said = [TEMPERATURE] * len(judgement.hinted)
+    else:
+        calls = (teacher.score(prompt, completion.ids) for prompt in judgement.hinted)
+        said = list(await asyncio.gather(*calls, return_exceptions=True))
+    kept = [_why_not(one, completion) for one in said]
+    return msgspec.structs.replace(
+        judgement,
+        hints=tuple(hint for hint, why in zip(judgement.hints, kept, strict=True) if not why),
+        hinted=tuple(ids for ids, why in zip(judgement.hinted, kept, strict=True) if not why),
+        taught=tuple(one for one, why in zip(said, kept, strict=True) if not why and isinstance(one, Taught)),
+        refused_hints=judgement.refused_hints + tuple(filter(None, kept)),
+    )
+
+
+def _why_not(said: Taught | str | BaseException, completion: Completion) -> str:
+    """Why it is of no use; empty if it is."""
+    if isinstance(said, Taught):
+        n = len(said.logprobs)
+        return "" if n == len(completion.ids) else f"the teacher failed: it told {n} of {len(completion.ids)} log-probs"
+    if isinstance(said, BaseException):
+        return " ".join(f"the teacher failed: {str(said) or type(said).__name__}".split())[:300]
+    return said

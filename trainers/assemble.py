@@ -20,7 +20,6 @@ from agentgym.types import WITH_OUTCOME, Group, Judgement, Sample, ScoredSample,
 NO_SPREAD, NO_HINT, UNSCORED = "group without spread", "no hint", "unscored"  # why a turn has no term of the loss
 
 Advantages = list[float | None]  # one per turn of a trajectory
-Prompts = tuple[tuple[int, ...], ...]  # of the teacher, for one turn
 
 
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,23 +91,23 @@ class Credit(msgspec.Struct, frozen=True, kw_only=True):
         """
         turns = {turn.index: turn for turn in member.turns}
         values = dict(zip(turns, advantages, strict=True))
-        prompts: dict[int, Prompts] = {}
+        hints: dict[int, Judgement] = {}
         if self.algorithm.w_opd and member.status in WITH_OUTCOME:
-            prompts = {judgement.turn: judgement.hinted for judgement in judgements if judgement.hinted}
+            hints = {judgement.turn: judgement for judgement in judgements if judgement.hinted}
         found = []
         for sample in samples_from(member, self.algorithm)[0]:
             spans = [span.turn for span in sample.spans]
-            fates = tuple(self._fate(member, turns[k], values[k], bool(prompts.get(k))) for k in spans)
+            fates = tuple(self._fate(member, turns[k], values[k], k in hints) for k in spans)
             trained = [fate in TERMS for fate in fates]
+            told = [hints[k] if fate in HINTED else None for k, fate in zip(spans, fates, strict=True)]
+            hinted = tuple(judgement.hinted if judgement else () for judgement in told)
+            taught = tuple(judgement.taught if judgement else () for judgement in told)
             scored = ScoredSample(
                 sample=_masked(sample, trained),
                 advantages=tuple(values[k] if self.spread or not any(trained) else None for k in spans),
-                hinted=tuple(
-                    prompts.get(k, ()) if fate in HINTED else () for k, fate in zip(spans, fates, strict=True)
-                ),
+                hinted=hinted if any(hinted) else (),
+                taught=taught if any(taught) else (),
             )
-            if not any(scored.hinted):
-                scored = msgspec.structs.replace(scored, hinted=())
             found.append((scored, fates))
         return found
 
