@@ -22,7 +22,7 @@ LAYERS = (
     ("errors", "lag", "untrusted", "plugins"),
     ("types", "supervise"),
     ("env", "policy", "judge", "hints", "teacher", "task", "registry", "wrapping", "config", "schema"),
-    ("environments", "policies", "tasks", "check", "models", "stats", "charts", "metrics", "doctor", "database"),
+    ("environments", "policies", "tasks", "check", "models", "stats", "sessions_to_three", "charts", "metrics", "doctor", "database"),
     ("rollout", "store", "store_scores", "samples", "report"),
     ("wire", "run", "gateway"),
     ("worker",),
