@@ -1,4 +1,4 @@
-"""A teacher outside of the learner: what it says goes with the hints, and what it fails at costs that hint."""
+"""Who may teach what; and a teacher outside of the learner: what it says goes with the hints, and what it fails at costs that hint."""
 
 import asyncio
 
@@ -7,7 +7,8 @@ import pytest
 
 from agentgym.collect import Collected
 from agentgym.config import AlgorithmConfig, load_config
-from agentgym.errors import EngineError
+from agentgym.errors import ConfigError, EngineError
+from agentgym.pipeline import check_judging
 from agentgym.scoring import Scorer
 from agentgym.store import Store
 from agentgym.teacher import TEMPERATURE, Teacher, with_taught
@@ -111,3 +112,31 @@ def test_who_has_a_teacher_inside_carries_nothing_more():
     group = Group(id="g", task_id="k", trajectories=(member,), judgements=((judgement((1, 2)),),))
     (scored,) = assemble(Collected(groups=(group,)), AlgorithmConfig(w_rl=0.0, w_opd=1.0)).ready
     assert scored.hinted == (((1, 2),),) and scored.taught == ()
+
+
+@pytest.mark.parametrize("kind", ["self", "reference", "http"])
+@pytest.mark.parametrize("support", ["student", "teacher", "overlap"])
+@pytest.mark.parametrize("opd", ["hybrid_topk", "topk_kl", "token"])
+@pytest.mark.parametrize("preset", ["agentgym", "opd", "hybrid"])
+def test_every_loss_has_its_teacher_or_is_refused(preset, opd, support, kind):
+    wanted = [
+        f"algorithm.preset={preset}",
+        f"algorithm.opd={opd}",
+        f"algorithm.opd_support={support}",
+        f"teacher.kind={kind}",
+    ]
+    impossible = kind == "http" and preset != "agentgym" and (opd, support) == ("hybrid_topk", "student")
+    given = [*wanted, "teacher.url=http://127.0.0.1:9/v1", "teacher.model=t"]
+    if impossible:
+        with pytest.raises(ConfigError, match=r"algorithm\.opd=hybrid_topk.*teacher\.kind=http"):
+            load_config(None, given)
+    else:
+        assert load_config(None, given).algorithm.opd == opd
+
+
+@pytest.mark.parametrize("preset", ["opd", "hybrid"])
+@pytest.mark.parametrize(("kind", "source"), [("none", "environment"), ("none", "judge"), ("verifier", "judge")])
+def test_hints_that_nobody_gives_are_refused_at_start(preset, kind, source):
+    config = load_config(None, [f"algorithm.preset={preset}", f"judge.kind={kind}", f"hints.source={source}"])
+    with pytest.raises(ConfigError, match=r"judge\.kind"):
+        check_judging(config)
