@@ -22,6 +22,7 @@ from agentgym.types import Image, Message, Observation, StepResult, Task
 SHOWS = ("text", "screenshot", "both")
 PROTOCOLS = ("tools", "block")
 MAX_CRASHES = 3
+TRIES = 4  # to look at a page
 SYSTEM = {
     "tools": "You work in a web browser. Act by calling one tool a message; end the work with `answer`.",
     "block": "You work in a web browser. Answer with one ```action block holding one action.\n{actions}",
@@ -171,8 +172,8 @@ class GuiEnv(Env):
         except Unresponsive:
             error = LOST
             await pages.revive()
-        except PageCrashed:
-            error = await self._crashed(pages)
+        except PageCrashed as lost:
+            error = await self._crashed(pages, str(lost))
         await self._recovering(pages, pages.site.tick(pages, action.name))
         return clean(error)
 
@@ -180,25 +181,25 @@ class GuiEnv(Env):
         """What is shown now, after what went wrong and what happened."""
         tree = ""
         images: tuple[Image, ...] = ()
-        for _ in range(MAX_CRASHES):
+        for attempt in range(TRIES):
             try:
-                tree = (
-                    await look(pages, self.max_chars, points=self.space != "refs") if self.shows != "screenshot" else ""
-                )
+                if self.shows != "screenshot":
+                    tree = await look(pages, self.max_chars, points=self.space != "refs")
                 if self.shows != "text":
                     await pages.settle()
                     images = (await photograph(pages, self.image),)
                 break
             except DialogOpen:
                 break
-            except ActionError:
-                continue
-            except Unresponsive:
-                await pages.revive()
-            except PageCrashed:
-                await self._crashed(pages)
-        else:
-            raise InfrastructureError("the page cannot be looked at")
+            except PageCrashed as lost:
+                await self._crashed(pages, str(lost))
+            except (ActionError, Unresponsive) as refused:
+                if attempt == TRIES - 1:
+                    raise InfrastructureError(f"the page cannot be looked at: {refused}") from refused
+                if attempt > 0:
+                    await pages.replace("The page could not be read.")
+                elif isinstance(refused, Unresponsive):
+                    await pages.revive()
         pages.network.check()
         return self._text(pages, tree, error), images
 
@@ -216,11 +217,10 @@ class GuiEnv(Env):
         where = f"Page {pages.page.url[:200]}" + (f" (tab {number} of {tabs})" if tabs > 1 else "")
         return clean("\n".join(filter(None, [*said, where, tree])))
 
-    async def _crashed(self, pages: Pages) -> str:
+    async def _crashed(self, pages: Pages, why: str) -> str:
         if not await pages.browser.answers():
             await pages.browser.give_up()
             raise InfrastructureError("the browser ended")
-        why = "The page crashed."
         await pages.replace(why)
         if pages.crashes >= MAX_CRASHES:
             raise InfrastructureError(f"the page crashed {pages.crashes} times")

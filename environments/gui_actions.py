@@ -190,6 +190,8 @@ def _from_line(body: str, specs: dict[str, Spec]) -> Action:
         raise Malformed("the block is empty")
     name, rest = _split(body.strip())
     spec = _spec(name, specs)
+    if "\n" in body.strip() and not (spec.params and spec.params[-1].kind == "text"):
+        raise Malformed("there is more than one line: write one action")
     arguments: dict[str, Any] = {}
     for param in spec.params:
         if not rest:
@@ -200,8 +202,7 @@ def _from_line(body: str, specs: dict[str, Spec]) -> Action:
             value, rest = _split(rest)
         arguments[param.name] = value
     if rest:
-        what = "there is more than one line: write one action" if "\n" in rest else f"too much: {rest[:60]!r}"
-        raise Malformed(f"{what}; it is written {spec.usage!r}")
+        raise Malformed(f"too much: {rest[:60]!r}; it is written {spec.usage!r}")
     return _checked(spec, arguments)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Coroutine
 from functools import partial
@@ -24,15 +25,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOAD_S = 10.0  # for a page to load
+LOOK_S = 6.0  # for a large page to be read
 CALL_S = 3.0  # for anything else that is asked of a page
 REVIVE_S = 1.0  # for a page whose script was stopped to answer
 NAVIGATING_S = 5.0  # that an observation waits for a page on its way
+OPENING_S = 2.0  # that it waits for a tab that is about to open
 FETCHING_S = 0.5  # that it waits for a request that a script has made
 MAX_TABS = 8
 MAX_NOTES = 10
 # A task of the page's own loop: what an event has set off has begun by then.
 TURN = """() => new Promise(done => { const c = new MessageChannel(); c.port1.onmessage = () => done(1);
 c.port2.postMessage(0) })"""
+# A document that a script has opened and never closed cannot be read.
+ANSWER = "() => { if (document.readyState === 'loading') document.close() }"
 GONE = ("context was destroyed", "navigat", "detached", "Target page", "Target closed", "closed")
 
 
@@ -81,6 +86,7 @@ class Pages:
         self._crashed: set[Page] = set()
         self._loading: dict[Page, float] = {}  # since when they are on their way
         self._requests: dict[Request, float] = {}
+        self._awaited: list[float] = []  # since when tabs are about to open
         self._changed = asyncio.Event()  # something that is waited for has happened
         self._left: set[asyncio.Task[Any]] = set()  # what dialogs hold up
 
@@ -111,7 +117,9 @@ class Pages:
 
     @property
     def page(self) -> Page:
-        """The tab that is shown."""
+        """The tab that is shown. Raises PageCrashed if there is none any more."""
+        if not self.tabs:
+            raise PageCrashed("The last tab was closed.")
         return self.tabs[-1] if self._shown is None else self._shown
 
     _shown: Page | None = None
@@ -120,12 +128,15 @@ class Pages:
         """Show a tab."""
         self._shown = page
 
-    async def session(self) -> CDPSession:
-        """The shown tab's DevTools session."""
-        page = self.page
+    async def session(self, page: Page | None = None) -> CDPSession:
+        """The DevTools session of a tab, the shown one by default."""
+        page = page or self.page
         if page not in self._sessions:
             assert self._context is not None
-            self._sessions[page] = await self.call(self._context.new_cdp_session(page))
+            made = await self.call(self._context.new_cdp_session(page), guarded=False)
+            self._sessions[page] = made
+            made.on("Page.windowOpen", self._opening)
+            await self.call(made.send("Page.enable"), guarded=False)
         return self._sessions[page]
 
     async def new_tab(self) -> None:
@@ -166,8 +177,8 @@ class Pages:
                     self._left.add(task)
                     task.add_done_callback(self._left.discard)
                     raise DialogOpen
-                if guarded and self.tabs and self.page in self._crashed:
-                    raise PageCrashed("the page crashed")
+                if guarded and self._lost:
+                    raise PageCrashed("The page crashed.")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise Unresponsive("the page does not answer")
@@ -184,15 +195,20 @@ class Pages:
         except ActionError as error:
             if not any(word in str(error) for word in GONE):
                 raise
-        while (left := self._busy_s()) > 0 and self.dialog is None and self.page not in self._crashed:
+        begun = time.monotonic()
+        while (left := self._busy_s(begun)) > 0 and self.dialog is None and not self._lost:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
 
     @property
+    def _lost(self) -> bool:
+        return bool(self.tabs) and self.page in self._crashed
+
+    @property
     def busy(self) -> bool:
         """Whether the shown tab is on its way to another page."""
-        return self._busy_s() > 0
+        return self._busy_s(-math.inf) > 0
 
     async def answer(self, accept: bool, text: str | None) -> None:
         """Answer the open dialog, and let what it held up go on."""
@@ -218,20 +234,21 @@ class Pages:
         for _ in range(3):
             with contextlib.suppress(ActionError, Unresponsive, DialogOpen):
                 await self.call((await self.session()).send("Runtime.terminateExecution"), REVIVE_S)
-                await self.call(self.page.evaluate("1"), REVIVE_S)
+                await self.call(self.page.evaluate(ANSWER), REVIVE_S)
                 self.note("A script of the page did not end and was stopped.")
                 return
         await self.replace("The page did not answer and was closed.")
 
     async def replace(self, why: str) -> None:
         """Open the site anew in place of a page that is lost. Raises InfrastructureError if that loses the state."""
-        lost = self.page
         if not self.site.keeps_state:
             raise InfrastructureError(f"{why} The task's state went with it.")
-        self.crashes += lost in self._crashed
-        self._forget(lost)
-        leaving = asyncio.ensure_future(lost.close())  # a page that hangs may take its time
-        leaving.add_done_callback(_retrieve)
+        if self.tabs:
+            lost = self.page
+            self.crashes += lost in self._crashed
+            self._forget(lost)
+            leaving = asyncio.ensure_future(lost.close())  # a page that hangs may take its time
+            leaving.add_done_callback(_retrieve)
         await self.new_tab()
         self.note(f"{why} The site was opened anew.")
 
@@ -264,23 +281,29 @@ class Pages:
         error = task.exception()
         if error is None:
             return task.result()
-        if self.page in self._crashed or "crashed" in str(error):
-            raise PageCrashed("the page crashed") from error
         if not self.browser.alive():
             raise InfrastructureError(f"the browser ended: {_line(error)}") from error
+        if not self.tabs or self.page in self._crashed or "crashed" in str(error):
+            raise PageCrashed("The page crashed.") from error
         if "Timeout" in type(error).__name__:
             raise ActionError(f"not possible within the time: {_line(error)}") from error
         if type(error).__module__.startswith("playwright") and type(error).__name__ in ("Error", "TargetClosedError"):
             raise ActionError(_line(error)) from error
         raise InfrastructureError(f"the browser failed: {_line(error)}") from error
 
-    def _busy_s(self) -> float:
+    def _busy_s(self, begun: float) -> float:
+        """How long to wait, at most, for what is on its way, having begun to wait at `begun`."""
         now = time.monotonic()
-        until = [since + NAVIGATING_S for page, since in self._loading.items() if page is self.page]
-        until += [since + FETCHING_S for since in self._requests.values()]
-        return max(until, default=now) - now
+        navigating = self._loading.get(self.page, -math.inf) + NAVIGATING_S if self.tabs else now
+        fetching = begun + FETCHING_S if self._requests else now
+        opening = max(self._awaited, default=-math.inf) + OPENING_S
+        return max(navigating, fetching, opening, now) - now
+
+    def _opening(self, _: Any) -> None:
+        self._awaited.append(time.monotonic())
 
     def _opened(self, page: Page) -> None:
+        del self._awaited[:1]
         if len(self.tabs) >= MAX_TABS:
             self.note(f"A page wanted to open another tab; there are {MAX_TABS} already, and it was closed.")
             asyncio.ensure_future(page.close()).add_done_callback(_retrieve)
@@ -289,6 +312,7 @@ class Pages:
         if len(self.tabs) > 1:
             self.show(page)
             self.note("A new tab was opened and is shown now.")
+            asyncio.ensure_future(self.session(page)).add_done_callback(_retrieve)
         page.on("close", self._forget)
         page.on("crash", self._crash)
         page.on("download", self._download)

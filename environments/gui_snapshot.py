@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 
-from agentgym.environments.gui_pages import ActionError, Box, Node, Pages
+from agentgym.environments.gui_pages import LOOK_S, ActionError, Box, Node, Pages
 from agentgym.types import Image
 
 LINE = 240  # characters of one line
@@ -41,7 +41,7 @@ async def _tree(pages: Pages) -> str:
     for _ in range(TRIES):
         await pages.settle()
         try:
-            raw = await pages.call(pages.page.aria_snapshot(mode="ai", boxes=True))
+            raw = await pages.call(pages.page.aria_snapshot(mode="ai", boxes=True, timeout=LOOK_S * 2e3), LOOK_S)
         except ActionError as error:  # the page changed, or a frame went away, while it was read
             why = str(error)
             continue
