@@ -35,6 +35,17 @@ def test_a_broken_prefix_starts_another_sample():
     assert (two.id, two.ids, two.mask, two.spans[0].turn) == ("t/1", (1, 2, 9, 5, 6), (0, 0, 0, 0, 1), 1)
 
 
+def test_a_response_that_is_gone_on_with_has_a_mask_of_its_whole_length():  # B55
+    """Ten tokens were sampled before an abort and five after it: only these are trained on."""
+    partial, rest = tuple(range(10, 20)), tuple(range(30, 35))
+    first = completion((1, 2), partial, finish_reason="abort")
+    second = completion((1, 2, *partial), rest)
+    (sample,), reasons = samples_from(trajectory(first, second), ALGORITHM)
+    assert sample.mask[2:] == (0,) * 10 + (1,) * 5
+    assert len(sample.mask) == len(sample.ids) == len(sample.logprobs) == len(sample.versions) == 17
+    assert reasons == ["aborted"]
+
+
 def test_another_temperature_starts_another_sample():
     first, second = completion((1,), (2,)), completion((1, 2, 3), (4,), temperature=0.5)
     assert [sample.temperature for sample in samples_from(trajectory(first, second), ALGORITHM)[0]] == [1.0, 0.5]
