@@ -18,6 +18,7 @@ from torch import Tensor
 
 from agentgym.errors import UsageError
 from agentgym.trainers.loss import TokenBatch, sample_weights
+from agentgym.trainers.opd import OpdTokens
 from agentgym.types import Sample, ScoredSample, TokenSpan
 
 MAX_SHARED_ROW = 1024  # tokens; attention is quadratic in the length of a row
@@ -40,13 +41,25 @@ class MicroBatch:
     temperature_N: Tensor
     sample_N: Tensor
     tokens: TokenBatch
+    spans: tuple[tuple[int, int], ...] = ()  # sample and span in it that each number in `tokens.span_N` stands for
     old_N: Tensor | None = None  # log-probs before the first update, where there is more than one
     reference_N: Tensor | None = None  # log-probs of the reference model, where there is one
+    opd: OpdTokens | None = None  # what distillation needs, where any token has that term
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """What `TokenScorer` takes."""
-        return (self.ids_BT, self.position_BT, self.mask_B1TT, self.source_N, self.target_N, self.temperature_N)
+        """What `TokenScorer` takes: with distillation the targets are the sampled token and those of the support."""
+        targets = self.target_N if self.opd is None else torch.cat([self.target_N[:, None], self.opd.ids_NK], 1)
+        return self.inputs_for(targets)
+
+    def inputs_for(self, targets: Tensor) -> tuple[Any, ...]:
+        """The same with other targets (N x K)."""
+        return (self.ids_BT, self.position_BT, self.mask_B1TT, self.source_N, targets, self.temperature_N)
+
+    @property
+    def distilled(self) -> bool:
+        """Whether any token has an OPD term."""
+        return bool((self.tokens.opd_weight_N > 0).any())
 
     @property
     def mask_B1TT(self) -> Tensor | None:
@@ -63,13 +76,19 @@ class MicroBatch:
         """The same shape with nothing to learn: what a rank computes while others still have work."""
         zeros = torch.zeros_like(self.tokens.weight_N)
         nothing = torch.zeros_like(self.tokens.rl_mask_N)
-        return replace(self, tokens=replace(self.tokens, rl_mask_N=nothing, rl_weight_N=zeros, weight_N=zeros))
+        tokens = replace(
+            self.tokens, rl_mask_N=nothing, missing_N=nothing, rl_weight_N=zeros, weight_N=zeros, opd_weight_N=zeros
+        )
+        return replace(self, tokens=tokens)
 
     def to(self, device: torch.device) -> MicroBatch:
         """This micro-batch on another device."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         tokens = replace(self.tokens, **{name: value.to(device) for name, value in vars(self.tokens).items()})
-        return replace(self, **moved, tokens=tokens)
+        opd = None if self.opd is None else self.opd.to(device)
+        return replace(self, **moved, tokens=tokens, opd=opd)
 
 
 @dataclass(frozen=True)
@@ -112,12 +131,14 @@ def plan(
     flat = [_flatten(scored) for scored in samples]
     counts_B = torch.tensor([len(tokens.position) for tokens in flat])
     rl_counts_B = torch.tensor([sum(value is not None for value in tokens.behaviour) for tokens in flat])
-    weights = sample_weights(counts_B, aggregation, max_length).tolist()
-    rl_weights = sample_weights(rl_counts_B, aggregation, max_length).tolist()
+    opd_counts_B = torch.tensor([sum(tokens.hinted) for tokens in flat])
+    weights, rl_weights, opd_weights = (
+        sample_weights(counts, aggregation, max_length).tolist() for counts in (counts_B, rl_counts_B, opd_counts_B)
+    )
 
     rows = _rows(samples, flat, micro_batch_tokens, share_prefixes)
     batches = _fill(rows, micro_batch_tokens)
-    made = [_micro_batch(batch, samples, flat, weights, rl_weights) for batch in batches]
+    made = [_micro_batch(batch, samples, flat, weights, rl_weights, opd_weights) for batch in batches]
     return made + [made[-1].blank()] * (-len(made) % world) if made else []
 
 
@@ -126,9 +147,11 @@ class _Flat:
     """The trained tokens of one sample, one entry each."""
 
     position: list[int]
-    behaviour: list[float | None]
+    behaviour: list[float | None]  # None: no RL term
+    missing: list[bool]  # which would have one, had the engine told its log-prob
     advantage: list[float]
     span: list[int]
+    hinted: list[bool]
 
 
 def _flatten(scored: ScoredSample) -> _Flat:
@@ -140,8 +163,15 @@ def _flatten(scored: ScoredSample) -> _Flat:
     if stray := [t for t in position if t not in owner]:
         raise UsageError(f"sample {sample.id}: token {stray[0]} is trained on but belongs to no span")
     span = [owner[t] for t in position]
-    behaviour = [sample.logprobs[t] for t in position]
-    return _Flat(position, behaviour, [scored.advantages[index] or 0.0 for index in span], span)
+    credited = [scored.advantages[index] is not None for index in span]
+    return _Flat(
+        position=position,
+        behaviour=[sample.logprobs[t] if has else None for t, has in zip(position, credited, strict=True)],
+        missing=[has and sample.logprobs[t] is None for t, has in zip(position, credited, strict=True)],
+        advantage=[scored.advantages[index] or 0.0 for index in span],
+        span=span,
+        hinted=[bool(scored.hinted and scored.hinted[index]) for index in span],
+    )
 
 
 def _rows(samples: Sequence[ScoredSample], flat: Sequence[_Flat], budget: int, share: bool) -> list[Row]:
@@ -197,11 +227,12 @@ def _micro_batch(
     flat: Sequence[_Flat],
     weights: Sequence[float],
     rl_weights: Sequence[float],
+    opd_weights: Sequence[float],
 ) -> MicroBatch:
     width = rows[0].length
     ids, position, branch = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(3))
     columns: dict[str, list[float]] = defaultdict(list)
-    n_spans = 0
+    spans: list[tuple[int, int]] = []
     for r, row in enumerate(rows):
         end = row.prefix
         ids[r, :end] = torch.tensor(samples[row.samples[0]].sample.ids[:end])
@@ -222,8 +253,10 @@ def _micro_batch(
             columns["behaviour"] += [float("nan") if value is None else value for value in tokens.behaviour]
             columns["rl_weight"] += [rl_weights[index]] * len(sources)
             columns["weight"] += [weights[index]] * len(sources)
-            columns["span"] += [n_spans + span for span in tokens.span]
-            n_spans += len(sample.spans)
+            columns["missing"] += tokens.missing
+            columns["opd_weight"] += [opd_weights[index] * has for has in tokens.hinted]
+            columns["span"] += [len(spans) + span for span in tokens.span]
+            spans += [(index, span) for span in range(len(sample.spans))]
         branch[r, end:] = -1
     floats = {name: torch.tensor(columns[name], dtype=torch.float32) for name in FLOATS}
     longs = {name: torch.tensor(columns[name], dtype=torch.long) for name in ("source", "target", "sample", "span")}
@@ -235,15 +268,19 @@ def _micro_batch(
         target_N=longs["target"],
         temperature_N=floats["temperature"],
         sample_N=longs["sample"],
+        spans=tuple(spans),
         tokens=TokenBatch(
+            target_N=longs["target"],
             advantages_N=floats["advantage"],
             behaviour_N=floats["behaviour"],
             rl_mask_N=~floats["behaviour"].isnan(),
+            missing_N=torch.tensor(columns["missing"], dtype=torch.bool),
             rl_weight_N=floats["rl_weight"],
             weight_N=floats["weight"],
+            opd_weight_N=floats["opd_weight"],
             span_N=longs["span"],
         ),
     )
 
 
-FLOATS = ("temperature", "advantage", "behaviour", "rl_weight", "weight")
+FLOATS = ("temperature", "advantage", "behaviour", "rl_weight", "weight", "opd_weight")

@@ -24,6 +24,8 @@ from agentgym.trainers.batch import MicroBatch, plan, split_updates, unscored
 from agentgym.trainers.head import TokenScorer
 from agentgym.trainers.loss import LossSettings, policy_loss
 from agentgym.trainers.sft import Progress, cross_entropy, supervised
+from agentgym.trainers.teacher import Distiller
+from agentgym.trainers.totals import Totals
 from agentgym.trainers.weights import other_files, write_folder
 from agentgym.types import Sample, ScoredSample
 
@@ -42,21 +44,29 @@ class Learner:
 
     def __init__(self, config: Config, model: Path) -> None:
         self.config, self.others = config, other_files(model)
-        self.settings = LossSettings.of(config)
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.device = torch.device(get_accelerator().current_device_name())
         self.updates = 0  # optimiser steps of RL, which the warm-up of the learning rate counts
         torch.manual_seed(config.seed)
         scorer = self._scorer(model)
         self.model_config = scorer.model.config
+        self.settings = LossSettings.of(config, vocabulary=self.model_config.vocab_size)
         self.share_prefixes = not _windowed(self.model_config)
-        self.reference = self._scorer(model).eval().requires_grad_(False) if self.settings.kl_coef else None
+        frozen_teacher = config.algorithm.w_opd > 0 and config.teacher.kind == "reference"
+        with_reference = self.settings.kl_coef > 0 or frozen_teacher
+        self.reference = self._scorer(model).eval().requires_grad_(False) if with_reference else None
         if config.trainer.gradient_checkpointing:
             scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(
             scorer.parameters(), lr=config.trainer.learning_rate, weight_decay=config.trainer.weight_decay, fused=True
         )
         self.engine, *_ = deepspeed.initialize(model=scorer, optimizer=optimizer, config=engine_config(config))
+        self.distiller = Distiller(
+            config,
+            student=self._seen,
+            teacher=self.reference if frozen_teacher and self.reference is not None else self._seen,
+            longest=self._longest if self.world > 1 else None,
+        )
 
     # What the training loop calls
 
@@ -75,14 +85,15 @@ class Learner:
         """
         began = time.monotonic()
         parts = split_updates(samples, self.config.trainer.updates_per_batch)
-        planned = [batches for batches in (self._plan(part, self.settings.aggregation) for part in parts) if batches]
-        ready = [[self._prepared(batch, with_old=len(planned) > 1) for batch in batches] for batches in planned]
+        planned = [(self._plan(part, self.settings.aggregation), part) for part in parts]
+        planned = [(batches, part) for batches, part in planned if batches]
+        ready = [self._prepared(batches, part, with_old=len(planned) > 1) for batches, part in planned]
         totals, norm = Totals(), 0.0
         for batches in ready:
             warm = min(1.0, (self.updates + 1) / max(1, self.config.trainer.warmup_steps))
             norm = self._update(batches, self._policy_loss, self.config.trainer.learning_rate * warm, totals)
             self.updates += 1
-        metrics = totals.metrics(self.device, updates=len(ready))
+        metrics = totals.metrics(self.device, updates=len(ready)) | self.distiller.take_counts()
         tokens = sum(len(scored.sample.ids) for scored in samples)
         return {
             **metrics,
@@ -219,28 +230,43 @@ class Learner:
         )
         return [batch.to(self.device) for batch in batches[self.rank :: self.world]]
 
-    def _prepared(self, batch: MicroBatch, *, with_old: bool) -> MicroBatch:
-        """With the log-probs that must be known before the first update.
+    def _prepared(
+        self, batches: Sequence[MicroBatch], samples: Sequence[ScoredSample], *, with_old: bool
+    ) -> list[MicroBatch]:
+        """With what must be known before the first update: log-probs, and what the teacher thinks.
 
         A single update needs no `old`: it is the result of the forward pass that learns, without its gradient.
         """
-        old_N = self._detached(batch) if with_old else None
-        if self.reference is None:
-            return replace(batch, old_N=old_N)
-        with torch.no_grad():
-            return replace(batch, old_N=old_N, reference_N=self.reference(*batch.inputs)[0])
+        ready = [replace(batch, old_N=self._detached(batch) if with_old else None) for batch in batches]
+        if self.settings.kl_coef and self.reference is not None:
+            with torch.no_grad():
+                ready = [replace(batch, reference_N=self.reference(*batch.inputs)[0]) for batch in ready]
+        return self.distiller.prepared(ready, samples) if self.settings.w_opd else ready
 
     def _detached(self, batch: MicroBatch) -> Tensor:
         """Log-probs under the weights as they are."""
+        return self._seen(*batch.inputs)[0]
+
+    def _seen(self, *inputs: Any) -> tuple[Tensor, ...]:
+        """A forward pass under the weights as they are, without gradients."""
         self.engine.eval()
         with torch.no_grad():
-            logprob_N, _ = self.engine(*batch.inputs)
+            found: tuple[Tensor, ...] = self.engine(*inputs)
         self.engine.train()
-        return logprob_N
+        return found
 
-    def _policy_loss(self, batch: MicroBatch, logprob_N: Tensor, entropy_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        old_N = logprob_N.detach() if batch.old_N is None else batch.old_N
-        return policy_loss(self.settings, batch.tokens, logprob_N, old_N, entropy_N, batch.reference_N)
+    def _longest(self, n: int) -> int:
+        """The largest `n` of all ranks."""
+        highest = torch.tensor(n, device=self.device)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        return int(highest)
+
+    def _policy_loss(self, batch: MicroBatch, logprobs: Tensor, entropy_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        current_N, opd_current_NK = (logprobs, None) if batch.opd is None else (logprobs[:, 0], logprobs[:, 1:])
+        old_N = current_N.detach() if batch.old_N is None else batch.old_N
+        return policy_loss(
+            self.settings, batch.tokens, current_N, old_N, entropy_N, batch.reference_N, batch.opd, opd_current_NK
+        )
 
     def _update(self, batches: Sequence[MicroBatch], loss_of: LossOf, learning_rate: float, totals: Totals) -> float:
         """One optimiser step on this rank's micro-batches of a batch; returns the norm of the gradient."""
@@ -279,39 +305,6 @@ class Learner:
 
     def _layout(self) -> dict[str, int]:
         return {"trainer.ranks": self.world, "trainer.zero_stage": max(1, self.config.trainer.zero_stage)}
-
-
-class Totals:
-    """Sums over the micro-batches of a step, made into means over all ranks at its end."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = defaultdict(float)
-        self.gap_max = 0.0
-
-    def add(self, batch: MicroBatch, loss: Tensor, sums: dict[str, Tensor]) -> None:
-        """Count one micro-batch."""
-        found = {name: value.item() for name, value in sums.items()}
-        self.gap_max = max(self.gap_max, found.pop("gap_max", 0.0))
-        found["loss"] = loss.item()
-        found["tokens_trained"] = int((batch.tokens.weight_N > 0).sum())
-        found["tokens_rl"] = int(batch.tokens.rl_mask_N.sum())
-        for name, value in found.items():
-            self.sums[name] += value
-
-    def metrics(self, device: torch.device, *, updates: int) -> dict[str, float]:
-        """Means per token, the loss per update, and counts."""
-        names = sorted(self.sums)
-        values = torch.tensor([self.sums[name] for name in names], dtype=torch.float64, device=device)
-        highest = torch.tensor(self.gap_max, dtype=torch.float64, device=device)
-        dist.all_reduce(values)
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        found = dict(zip(names, values.tolist(), strict=True))
-        n_trained, n_rl = found.pop("tokens_trained", 0.0), found.pop("tokens_rl", 0.0)
-        loss = found.pop("loss", 0.0) / max(1, updates)
-        over = {"entropy": n_trained, "kl_reference": n_trained}
-        means = {name: value / max(1.0, over.get(name, n_rl)) for name, value in found.items()}
-        counts = {"tokens_trained": n_trained, "missing_logprob_share": 1.0 - n_rl / max(1.0, n_trained)}
-        return {"loss": loss, **means, "gap_max": highest.item(), **counts}
 
 
 def engine_config(config: Config) -> dict[str, Any]:

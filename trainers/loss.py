@@ -7,12 +7,14 @@ change a gradient. What is masked is selected away with `torch.where`, never mul
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from agentgym.config import Config
+from agentgym.trainers.opd import OpdTokens, opd_loss
 
 MAX_LOG_RATIO = 20.0  # exp of more than 88 is inf in float32, and 0 * inf is nan
 
@@ -21,6 +23,10 @@ MAX_LOG_RATIO = 20.0  # exp of more than 88 is inf in float32, and 0 * inf is na
 class LossSettings:
     """What the loss depends on; the meaning of each field is documented in the config."""
 
+    w_rl: float = 1.0
+    w_opd: float = 0.0
+    opd: str = "hybrid_topk"
+    vocabulary: int = 0  # tokens; only `topk_kl` with all of them asks
     ratio: str = "token"
     aggregation: str = "token_mean"
     clip_low: float = 0.2
@@ -31,10 +37,14 @@ class LossSettings:
     max_length: int = 1024  # tokens; only `sum_over_max_length` divides by it
 
     @classmethod
-    def of(cls, config: Config) -> LossSettings:
+    def of(cls, config: Config, *, vocabulary: int = 0) -> LossSettings:
         """The settings that a config asks for."""
         algorithm = config.algorithm
         return cls(
+            w_rl=algorithm.w_rl,
+            w_opd=algorithm.w_opd,
+            opd=algorithm.opd,
+            vocabulary=vocabulary,
             ratio=algorithm.ratio,
             aggregation=algorithm.aggregation,
             clip_low=algorithm.clip_low,
@@ -50,15 +60,20 @@ class LossSettings:
 class TokenBatch:
     """What the loss needs to know of the N trained tokens of a micro-batch, besides the model's log-probs.
 
-    `rl_mask_N` is false where there is no behaviour log-prob; `behaviour_N` is nan there. `rl_weight_N` are the
-    weights of the RL term, `weight_N` those of KL and entropy; `span_N` numbers the response that a token is of.
+    `rl_mask_N` is false where there is no advantage or no behaviour log-prob; `behaviour_N` is nan there, and `missing_N`
+    says where only the log-prob is not there. `rl_weight_N` are the
+    weights of the RL term, `opd_weight_N` those of the OPD term (0 where a token has none), `weight_N` those of KL and
+    entropy; `span_N` numbers the response that a token is of.
     """
 
+    target_N: Tensor  # the sampled ids
     advantages_N: Tensor
     behaviour_N: Tensor
     rl_mask_N: Tensor
+    missing_N: Tensor
     rl_weight_N: Tensor
     weight_N: Tensor
+    opd_weight_N: Tensor
     span_N: Tensor
 
 
@@ -98,6 +113,14 @@ def cispo(
     return -ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N * current_N
 
 
+def _surrogate(advantages_N: Tensor, log_ratio_N: Tensor, _: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    return clipped_surrogate(advantages_N, log_ratio_N, clip_low=clip_low, clip_high=clip_high)
+
+
+# (advantages, log-ratio, current log-probs, clip_low=, clip_high=) -> the RL loss of each token
+RATIOS: dict[str, Callable[..., Tensor]] = {"token": _surrogate, "sequence": _surrogate, "cispo": cispo}
+
+
 def sequence_log_ratio(log_ratio_N: Tensor, mask_N: Tensor, span_N: Tensor) -> Tensor:
     """The mean of the log-ratios over a token's response, the same for each of its tokens (GSPO, 2507.18071, eq. 7).
 
@@ -133,23 +156,33 @@ def policy_loss(
     old_N: Tensor,
     entropy_N: Tensor,
     reference_N: Tensor | None = None,
+    opd: OpdTokens | None = None,
+    opd_current_NK: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """This micro-batch's part of the global loss, and sums over its tokens from which the metrics are made.
 
-    loss = RL + kl_coef * KL(current || reference) - entropy_coef * H. `old_N` has no gradient.
+    loss = w_rl * RL + w_opd * OPD + kl_coef * KL(current || reference) - entropy_coef * H; RL and OPD are two losses,
+    each with the weights of its own tokens. `old_N` has no gradient. `opd_current_NK` are the log-probs of `opd.ids_NK`.
     """
     mask_N = tokens.rl_mask_N
     behaviour_N = torch.where(mask_N, tokens.behaviour_N, old_N)
     log_ratio_N = current_N - old_N
     if settings.ratio == "sequence":
         log_ratio_N = sequence_log_ratio(log_ratio_N, mask_N, tokens.span_N)
-    clips = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
-    if settings.ratio == "cispo":
-        loss_N = cispo(tokens.advantages_N, log_ratio_N, current_N, **clips)
-    else:
-        loss_N = clipped_surrogate(tokens.advantages_N, log_ratio_N, **clips)
+    rl_N = RATIOS[settings.ratio](
+        tokens.advantages_N, log_ratio_N, current_N, clip_low=settings.clip_low, clip_high=settings.clip_high
+    )
     importance_N = truncated_importance(old_N, behaviour_N, settings.importance_cap)
-    loss = (torch.where(mask_N, loss_N * importance_N, 0.0) * tokens.rl_weight_N).sum()
+    rl_loss = (torch.where(mask_N, rl_N * importance_N, 0.0) * tokens.rl_weight_N).sum()
+    loss = settings.w_rl * rl_loss
+    sums = {"rl_loss": rl_loss.detach()}
+    if opd is not None and opd_current_NK is not None:
+        opd_N = opd_loss(settings.opd, opd, opd_current_NK, vocabulary=settings.vocabulary)
+        distilled = (opd_N * tokens.opd_weight_N).sum()
+        loss = loss + settings.w_opd * distilled
+        sums |= {"opd_loss": distilled.detach()} | opd_sums(opd, tokens)
+    elif settings.w_opd:  # all ranks add up the same names
+        sums |= dict.fromkeys(OPD_SUMS, current_N.new_zeros(()))
     trained_N = tokens.weight_N > 0  # false everywhere in a micro-batch that only keeps ranks in step
     if reference_N is not None:
         # selected before the arithmetic: a gradient through `where` would still meet 0 * nan behind it
@@ -168,12 +201,39 @@ def policy_loss(
             "importance_mean": importance_N,
             "gap_mean": (old_N - behaviour_N).abs(),
         }
-        sums = {name: torch.where(mask_N, value_N, 0.0).sum() for name, value_N in of_rl.items()}
+        sums |= {name: torch.where(mask_N, value_N, 0.0).sum() for name, value_N in of_rl.items()}
         sums["gap_max"] = torch.where(mask_N, of_rl["gap_mean"], 0.0).max()
         sums["entropy"] = torch.where(trained_N, entropy_N, 0.0).sum()
         if reference_N is not None:
             sums["kl_reference"] = kl_k3(current_N, reference_N).sum()
     return loss, sums
+
+
+OPD_SUMS = (
+    "opd_loss", "opd_tokens", "opd_masked", "opd_overlap", "opd_gap", "opd_sign_both", "opd_sign_agreement",
+)  # fmt: skip
+
+
+def opd_sums(opd: OpdTokens, tokens: TokenBatch) -> dict[str, Tensor]:
+    """Sums over the positions with an OPD term, for the metrics; `opd_gap` is |teacher - old|, averaged over a support.
+
+    `opd_sign_agreement` counts where RL and OPD push the sampled token the same way, of those where both push it.
+    """
+    mask_NK, has_N = opd.mask_NK, tokens.opd_weight_N > 0
+    mask_NK = mask_NK & has_N[:, None]
+    term_N = mask_NK.any(-1)
+    at_sampled_NK = mask_NK & (opd.ids_NK == tokens.target_N[:, None])
+    pushes_N = torch.where(at_sampled_NK, opd.advantages_NK, 0.0).sum(-1)
+    both_N = tokens.rl_mask_N & (pushes_N != 0) & (tokens.advantages_N != 0)
+    gap_NK = torch.where(mask_NK, (opd.teacher_NK - opd.old_NK).abs(), 0.0)
+    return {
+        "opd_tokens": term_N.sum(),
+        "opd_masked": (has_N & ~term_N).sum(),
+        "opd_overlap": torch.where(term_N, opd.overlap_N, 0.0).sum(),
+        "opd_gap": (gap_NK.sum(-1) / mask_NK.sum(-1).clamp(min=1)).sum(),
+        "opd_sign_both": both_N.sum(),
+        "opd_sign_agreement": (both_N & (pushes_N * tokens.advantages_N > 0)).sum(),
+    }
 
 
 def _clipped(advantages_N: Tensor, ratio_N: Tensor, settings: LossSettings) -> Tensor:

@@ -50,11 +50,11 @@ class OpdTokens:
     @classmethod
     def empty(cls, n: int, k: int, dtype: torch.dtype = torch.float32) -> OpdTokens:
         """N positions without a term."""
-        zeros = torch.zeros(n, k, dtype=dtype)
-        ids, mask = torch.zeros(n, k, dtype=torch.long), torch.zeros(n, k, dtype=torch.bool)
+        old_NK, teacher_NK, advantages_NK = (torch.zeros(n, k, dtype=dtype) for _ in range(3))
         return cls(
-            ids_NK=ids, old_NK=zeros, teacher_NK=zeros, advantages_NK=zeros, mask_NK=mask, overlap_N=torch.zeros(n)
-        )
+            ids_NK=torch.zeros(n, k, dtype=torch.long), old_NK=old_NK, teacher_NK=teacher_NK, advantages_NK=advantages_NK,
+            mask_NK=torch.zeros(n, k, dtype=torch.bool), overlap_N=torch.zeros(n),
+        )  # fmt: skip
 
     def put(self, positions_M: Tensor, found: OpdTokens) -> None:
         """Take over the terms of the positions `positions_M`."""
@@ -127,10 +127,11 @@ def topk_kl(views: Views, *, select: str, support: str, clip: float) -> OpdToken
     n = torch.arange(len(choice_N))
     ids_NK, teacher_NK = views.teacher_ids_HNK[choice_N, n], views.teacher_HNK[choice_N, n]
     mask_NK = teacher_NK.isfinite().all(-1, keepdim=True).expand(ids_NK.shape)
-    zeros_NK = torch.zeros_like(teacher_NK)
+    teacher_NK = torch.where(mask_NK, teacher_NK, 0.0)
+    old_NK = torch.full_like(teacher_NK, float("nan"))  # nobody asks: there is no ratio
     return OpdTokens(
-        ids_NK=ids_NK, old_NK=zeros_NK, teacher_NK=torch.where(mask_NK, teacher_NK, 0.0), mask_NK=mask_NK,
-        advantages_NK=zeros_NK, overlap_N=overlap_N,
+        ids_NK=ids_NK, old_NK=old_NK, teacher_NK=teacher_NK, mask_NK=mask_NK,
+        advantages_NK=torch.zeros_like(teacher_NK), overlap_N=overlap_N,
     )  # fmt: skip
 
 
@@ -161,8 +162,9 @@ def topk_tail_kl(student_NK: Tensor, teacher_NK: Tensor, *, whole: bool = False)
 def opd_loss(mode: str, opd: OpdTokens, current_NK: Tensor, *, vocabulary: int) -> Tensor:
     """The term of each position (N); 0 where there is none. `current_NK` are the log-probs of `opd.ids_NK`."""
     mask_N = opd.mask_NK.any(-1)
-    current_NK = torch.where(opd.mask_NK, current_NK, opd.old_NK)  # before the arithmetic: 0 * nan is nan
+    current_NK = torch.where(opd.mask_NK, current_NK, current_NK.detach().nan_to_num())  # first: 0 * nan is nan
     if mode == "topk_kl":
+        current_NK = torch.where(opd.mask_NK, current_NK, opd.teacher_NK)
         kl_N = topk_tail_kl(current_NK, opd.teacher_NK, whole=opd.ids_NK.shape[1] >= vocabulary)
         return torch.where(mask_N, kl_N, 0.0)
     ratio_NK = torch.exp((current_NK - opd.old_NK).clamp(-20.0, 20.0))

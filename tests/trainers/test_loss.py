@@ -142,6 +142,9 @@ def token_batch(n: int = 6, missing: tuple[int, ...] = ()) -> tuple[TokenBatch, 
     behaviour[list(missing)] = math.nan
     rl_mask = ~behaviour.isnan()
     tokens = TokenBatch(
+        target_N=torch.zeros(n, dtype=torch.long),
+        missing_N=~rl_mask,
+        opd_weight_N=torch.zeros(n, dtype=torch.float64),
         advantages_N=torch.where(torch.arange(n) < 4, 0.7, -1.3).double(),
         behaviour_N=behaviour,
         rl_mask_N=rl_mask,
