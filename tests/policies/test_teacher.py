@@ -15,6 +15,7 @@ from agentgym.errors import ConfigError, EngineError, UsageError
 from agentgym.models import resolve_model
 from agentgym.policies.teacher import HTTPTeacher
 from agentgym.policies.template import ChatTemplate
+from agentgym.policies.vllm_server import VLLMServer
 from agentgym.teacher import make_teacher
 
 PROMPT, RESPONSE = (1, 40, 41, 42, 2), (60, 61, 7, 2)
@@ -276,3 +277,34 @@ async def test_what_it_said_can_be_stored(tiny):
     async with teaching(Engine(tiny), "algorithm.opd=topk_kl") as teacher:
         taught = await teacher.score(PROMPT, RESPONSE)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(taught), type=type(taught)) == taught
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_real_vllm_teaches(tiny, expected, tmp_path, monkeypatch):
+    config = load_config(
+        None, ["engine.dtype=float32", "engine.kv_cache_gib=0.25", "model.max_length=64", "rollout.max_tokens=8"]
+    )
+    server = VLLMServer(config, model=tiny, folder=tmp_path)
+    await server.start()
+    monkeypatch.setenv("TEACHERS_KEY", server.key)
+    given = (f"teacher.model={tiny}", "teacher.key_env=TEACHERS_KEY", "algorithm.opd=topk_kl", "algorithm.opd_k=3")
+    teacher = make_teacher(config_for(f"{server.url}/v1", *given), tiny)
+    try:
+        await teacher.start()
+        taught = await teacher.score(PROMPT, RESPONSE)
+        with pytest.raises(EngineError, match="400"):
+            await teacher.score(PROMPT * 13, RESPONSE)  # longer than its context
+        greedy = make_teacher(
+            config_for(f"{server.url}/v1", *given, "algorithm.opd=topk_kl", "algorithm.opd_k=21"), tiny
+        )
+        with pytest.raises(UsageError, match="log-probs"):
+            await greedy.start()
+        await greedy.close()
+    finally:
+        await teacher.close()
+        await server.stop()
+    assert taught.logprobs == pytest.approx([float(expected[t, id]) for t, id in enumerate(RESPONSE)], abs=1e-4)
+    assert [list(ids) for ids in taught.top_ids] == expected.topk(3).indices.tolist()
+    assert torch.allclose(torch.tensor(taught.top, dtype=torch.float64), expected.topk(3).values, atol=1e-4)
