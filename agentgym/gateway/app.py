@@ -23,6 +23,7 @@ from agentgym.gateway.monitor import Monitor
 from agentgym.gateway.problems import Problem, failed, invalid, no_model, not_found
 from agentgym.gateway.requests import FeedbackRequest, plain, read
 from agentgym.gateway.service import Gateway
+from agentgym.gateway.stored import add_stored
 from agentgym.gateway.wires import as_json, read_body
 
 log = logging.getLogger("agentgym.gateway")
@@ -65,6 +66,7 @@ def make_app(gateway: Gateway, keys: Keys) -> FastAPI:
     posted("/v1/feedback", _feedback)
     _add_models(app, gateway, user_of)
     _add_data(app, gateway, user_of)
+    add_stored(app, gateway, user_of)
 
     @app.get("/healthz", include_in_schema=False)
     async def health() -> Response:

@@ -39,7 +39,15 @@ def document(title: str, keys: bool) -> dict[str, Any]:
         _parameter("before", "query", {"type": "number"}),
     ]
     paths = {
-        "/v1/chat/completions": {"post": _asks("Answer a conversation", "ChatRequest", "ChatCompletion", stream=True)},
+        "/v1/chat/completions": {
+            "post": _asks("Answer a conversation", "ChatRequest", "ChatCompletion", stream=True),
+            "get": _gets("Your completions", _list_of("ChatCompletion"), pages[:1], refused=True),
+        },
+        "/v1/chat/completions/{id}": {
+            "get": _gets("A completion that was kept", _ref("ChatCompletion"), session, missing=True),
+            "delete": _gets("Erase a completion", _shape(id=TEXT, object=TEXT, deleted={"const": True}), session, missing=True),
+        },
+        "/v1/chat/completions/{id}/messages": {"get": _gets("Its messages", _list_of(), session, missing=True)},
         "/v1/completions": {"post": _asks("Continue a text", "CompletionRequest", "Completion", stream=True)},
         "/v1/responses": {"post": _asks("Answer a conversation, in the newer shape", "ResponsesRequest", "Response", stream=True)},
         "/v1/feedback": {"post": _asks("Say what an answer was worth", "FeedbackRequest", "Feedback")},
@@ -98,8 +106,7 @@ def _errors(*codes: int) -> dict[str, Any]:
 
 def _completion(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
     return _shape(
-        id=TEXT, object={"const": kind}, created=COUNT, model=TEXT, choices=_list(choice), usage=_ref("Usage"),
-        system_fingerprint=TEXT,
+        id=TEXT, object={"const": kind}, created=COUNT, model=TEXT, choices=_list(choice), usage=_ref("Usage")
     )  # fmt: skip
 
 

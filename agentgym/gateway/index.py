@@ -247,7 +247,8 @@ class Index:
                 return Match("compacted", turn.session, parent, holds + 1, "begins with a summary that we wrote")
         if request.session is not None and (parent := self._last_main(request.session)):
             why = "of this session by its header, with another history"
-            return Match("rewritten", request.session, parent, _after_last_answer(request.messages), why)
+            since = _after_last_answer(request.messages)  # of somebody else's answer: then it is no reply to ours
+            return Match("rewritten", request.session, None if since else parent, since, why)
         return None
 
     def _new(self, request: Request) -> Match:

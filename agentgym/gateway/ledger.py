@@ -228,6 +228,20 @@ class Ledger(Database):
         values = (user, 1e18 if before is None else before, limit)
         return [{"object": "session", **dict(zip(names, row, strict=True))} for row in self._all(query, values)]
 
+    def page(self, user: str, *, limit: int, after: str | None, descending: bool) -> list[TurnRecord]:
+        """A user's turns in order, those after the turn `after`."""
+        beyond, order = ("<", "DESC") if descending else (">", "ASC")
+        query = (
+            f"SELECT body FROM gateway_turns WHERE user = ? AND (? IS NULL OR number {beyond} "
+            f"(SELECT number FROM gateway_turns WHERE id = ?)) ORDER BY number {order} LIMIT ?"
+        )
+        return [_turn(zlib.decompress(body)) for (body,) in self._all(query, (user, after, after, limit))]
+
+    def erase_turn(self, id: str) -> None:
+        """Erase one answer."""
+        with self.transaction():
+            self._erase_turns([id])
+
     def export(self, user: str, session: str | None = None) -> Iterator[dict[str, Any]]:
         """All that is kept of a user (or of one session), as plain data, turn by turn."""
         query = (

@@ -97,7 +97,7 @@ class Common(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = 1
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = 1.0
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = 0
     stop: Stop | None = None
     seed: Seed | None = None
@@ -117,7 +117,7 @@ class Common(msgspec.Struct, kw_only=True):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Sampling(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
+            top_p=1.0 if self.top_p is None else max(self.top_p, 1e-6),
             top_k=max(0, self.top_k or 0),
             max_tokens=max_tokens,
             stop=tuple(text for text in map(clean, stops) if text),

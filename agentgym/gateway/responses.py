@@ -63,7 +63,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | JSON | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     stream: bool | None = False
     text: TextOptions | None = None
     background: bool | None = None

@@ -337,6 +337,12 @@ class Gateway:
             self._held -= len(self._sessions.pop(id).ids)  # made again from the store where it is of somebody else
         return await self.stored(self.ledger.erase, user, session)
 
+    async def erase_turn(self, id: str) -> None:
+        """Erase one answer; the ids up to its end are forgotten."""
+        if kept := self._sessions.pop(id, None):
+            self._held -= len(kept.ids)
+        await self.stored(self.ledger.erase_turn, id)
+
     async def _sweep(self) -> None:
         """Close sessions that timed out and erase what is too old, for ever."""
         while True:

@@ -115,3 +115,26 @@ async def test_models_health_and_numbers(folder):
         ):
             assert line in numbers
         assert (await client._client.get(f"{root}/docs")).status_code == 200
+
+
+async def test_completions_that_were_kept(folder):
+    async with gateway_before(saying("one", "two", "three"), folder) as (_, client, _url):
+        made = []
+        for text in "abc":
+            messages = [{"role": "system", "content": "S"}, {"role": "user", "content": text}]
+            made.append(
+                await client.chat.completions.create(model="tiny", messages=messages, metadata={"k": text}, store=True)
+            )
+        page = await client.chat.completions.list(limit=2)
+        assert [item.id for item in page.data] == [one.id for one in made[:2]] and page.has_more
+        assert [item.id async for item in client.chat.completions.list(limit=1)] == [one.id for one in made]
+        kept = await client.chat.completions.retrieve(made[1].id)
+        assert (kept.choices[0].message.content, kept.usage, kept.metadata) == ("two", made[1].usage, {"k": "b"})
+        told = await client.chat.completions.messages.list(made[1].id)
+        assert [message.content for message in told.data] == ["S", "b"]
+        assert (await client.chat.completions.delete(made[1].id)).deleted
+        for gone in (made[1].id, "chatcmpl-none"):
+            with pytest.raises(openai.NotFoundError):
+                await client.chat.completions.retrieve(gone)
+        with pytest.raises(openai.NotFoundError):
+            await client.with_options(default_headers={"X-User-Id": "eve"}).chat.completions.retrieve(made[0].id)

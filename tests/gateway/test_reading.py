@@ -181,6 +181,8 @@ def test_headers_come_first():
     assert (lost.relation, lost.session, lost.parent, lost.next_state) == (
         "rewritten", "mine", "t0", (said("user", "What about sets?"),),
     )  # fmt: skip
+    foreign = user.ask([HI, said("assistant", "Nobody here said so."), MORE], session="mine")
+    assert (foreign.relation, foreign.session, foreign.parent, foreign.next_state) == ("rewritten", "mine", None, ())
     assert user.ask([HI, said("assistant", "An answer to that."), MORE], session="other").session == "other"
     assert user.ask([HI], turn_type="side").kind == "side"
     assert user.ask([HI], turn_type="memory").label == "memory"
