@@ -27,7 +27,7 @@ TICK_MS = 500  # of the page's clock, for each action
 TICKS = {"button-delay": 100}
 WAIT_MS = 1000
 TEXTS = ("html", "css", "javascript", "json", "plain")
-FLIGHTS = ("flight.AA", "flight.Alaska", "flight.Alaska-auto")  # whole sites in a frame
+FLIGHTS = ("flight.AA", "flight.Alaska", "flight.Alaska-auto", "flight.Alaska-auto-medium")  # whole sites in a frame
 FOR_EVER_MS = 2**31 - 1001  # what the page's own timer is set to
 # Whatever a page draws while it loads is drawn from the seed too.
 SEEDED = """(() => { let state = %d >>> 0; Math.random = () => { state = (state + 0x6D2B79F5) >>> 0; let t = state;

@@ -30,6 +30,7 @@ CALL_S = 3.0  # for anything else that is asked of a page
 REVIVE_S = 1.0  # for a page whose script was stopped to answer
 NAVIGATING_S = 5.0  # that an observation waits for a page on its way
 OPENING_S = 2.0  # that it waits for a tab that is about to open
+CHOOSING_S = 1.0  # for a field that was clicked to ask for a file
 FETCHING_S = 0.5  # that it waits for a request that a script has made
 MAX_TABS = 8
 MAX_NOTES = 10
@@ -222,6 +223,15 @@ class Pages:
         if held and self.dialog is None:
             await asyncio.wait(held, timeout=self.timeout_s)
 
+    async def asked_for_file(self) -> FileChooser | None:
+        """What a field has asked for, or is about to ask for."""
+        deadline = time.monotonic() + CHOOSING_S
+        while self.chooser is None and (left := deadline - time.monotonic()) > 0:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
+        return self.chooser
+
     async def revive(self) -> None:
         """The shown page does not answer: stop its script, or open the site anew.
 
@@ -346,6 +356,7 @@ class Pages:
 
     def _choose(self, chooser: FileChooser) -> None:
         self.chooser = chooser
+        self._changed.set()
 
     def _requested(self, request: Request) -> None:
         self._requests[request] = time.monotonic()

@@ -55,6 +55,8 @@ async def _click(pages: Pages, ref: str, button: Any = "left") -> None:
     if target.about["tag"] == "select":
         raise ActionError(f"{ref} is a list: use select")
     await pages.call(pages.page.mouse.click(target.x, target.y, button=button))
+    if target.about["type"] == "file":
+        await pages.asked_for_file()
 
 
 async def _double_click(pages: Pages, ref: str) -> None:
@@ -204,14 +206,14 @@ async def _wait(pages: Pages) -> None:
 
 
 async def _upload(pages: Pages, file: str) -> None:
-    chooser, pages.chooser = pages.chooser, None
+    chooser = await pages.asked_for_file()
     if chooser is None:
         raise ActionError("no field has asked for a file: click it first")
     content = pages.site.uploads.get(file.strip())
     if content is None:
-        pages.chooser = chooser
         known = ", ".join(pages.site.uploads) or "none"
         raise ActionError(f"there is no file {file[:60]!r}; there are: {known}")
+    pages.chooser = None
     payload: Any = {"name": file.strip(), "mimeType": "application/octet-stream", "buffer": content}
     await pages.call(chooser.set_files(payload))
 

@@ -15,7 +15,7 @@ from agentgym.types import Task
 
 LEVELS = (1, 2, 3)
 SPLITS = ("train", "test")
-MAX_TRIES = 200  # draws for each task
+MAX_MISSES = 300  # draws in a row that give nothing new
 TEST_SHARE = 6  # one instance in six belongs to the test split
 
 
@@ -65,16 +65,18 @@ class ShopTasks(TaskSet):
 
     def _cell(self, split: str, family: str, level: int) -> Iterator[Task]:
         """The tasks of one family and level, without end."""
-        index = 0
+        index = misses = 0
         seen: set[str] = set()
         for attempt in count():
-            if attempt > MAX_TRIES * (index + 1):
+            if misses > MAX_MISSES:
                 raise UsageError(f"{self.name}: {family} level {level} has only {index} {split} tasks: ask for fewer")
             seed = f"{self.seed}/{family}/{level}/{attempt}"
             draft = draw(random.Random(seed), family, level)
             instruction = "\n".join(draft.wishes)
             if split_of(instruction) != split or instruction in seen:
+                misses += 1
                 continue
+            misses = 0
             seen.add(instruction)
             yield self._task(split, family, level, index, instruction, draft)
             index += 1
