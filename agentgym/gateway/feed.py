@@ -63,6 +63,12 @@ class Feed:
         await self._stored(self._ledger.settle, id, fate)
         self._given.discard(id)
 
+    async def reopen(self) -> int:
+        """Give those turns out again whose training was taken back; returns how many."""
+        number = await self._stored(self._ledger.reopen)
+        self.wake()
+        return int(number)
+
     def wake(self) -> None:
         """Something may be ready."""
         self._woken.set()

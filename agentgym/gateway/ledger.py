@@ -163,6 +163,15 @@ class Ledger(Database):
         """What a learner made of a turn: "trained", "scored", "rejected: why"; it is not ready any more."""
         self._write("UPDATE gateway_turns SET fate = ? WHERE id = ? AND fate != ?", (fate, id, WAITING))
 
+    def reopen(self) -> int:
+        """Make those turns ready again whose training was taken back with the weights it made; returns how many."""
+        query = (
+            "UPDATE gateway_turns SET fate = ? WHERE fate LIKE 'trained%' AND id NOT IN (SELECT s.trajectory_id "
+            "FROM samples s JOIN consumptions c ON c.sample_id = s.id AND c.undone = 0)"
+        )
+        with self.transaction():
+            return self._db.execute(query, (READY,)).rowcount
+
     def add_feedback(self, feedback: Feedback) -> None:
         """Keep feedback; of one user about one completion the later wins."""
         self._write(
