@@ -86,6 +86,29 @@ async def test_killed_between_scoring_and_training_a_run_trains_on_what_it_had_j
     assert twice <= 4, f"{twice} calls more than judgements; {sum(asked.values())} before the kill"
 
 
+@pytest.mark.parametrize("arm", ["hybrid", "opd"])
+async def test_a_run_learns_from_scores_and_from_hints_in_one_code_path(tmp_path, arm):
+    register()
+    given = [
+        *JUDGED, f"dir={tmp_path}", f"algorithm.preset={arm}", "judge.kind=verifier", "trainer.steps=2",
+    ]  # fmt: skip
+    run = Run.create(load_config(None, given))
+    try:
+        await Pipeline(run, lambda what, done, total, remark="": None).go()
+    finally:
+        run.close()
+    lines = read_metrics(run.folder)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["opd_tokens"] > 0 and line["opd_loss"] != 0 for line in lines)
+    store = Store(run.folder / "store.sqlite", read_only=True)
+    assert audit(store, run.config).problems == ()
+    counts = store.turn_counts()
+    store.close()
+    assert counts.hinted == counts.judged == 2 * 2 * 4 * 2, "a random model is always wrong, and always told how"
+    assert counts.rejected == {} and set(counts.trained) <= {"hint and score", "hint only"}
+    assert ("hint only" in counts.trained) or arm == "hybrid"
+
+
 async def started(*command: str) -> asyncio.subprocess.Process:
     folder = Path(next(part for part in command if part.startswith("/"))).parent
     with (folder / "log").open("ab") as log:
