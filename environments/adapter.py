@@ -212,6 +212,39 @@ class FromGymnasium(Env):
         return await asyncio.get_running_loop().run_in_executor(self.thread, work)
 
 
+class Seeds(TaskSet):
+    """Tasks that differ in their seed alone, which is all that a plain `gymnasium.Env` takes.
+
+    A subclass names itself, its environment and what is to be done; seeds below `n_train` are for training, the
+    `n_test` after them for tests.
+
+    Example:
+        @agentgym.register_tasks("lake/walks")
+        class Walks(Seeds):
+            name, env = "lake/walks", "lake"
+            instruction = "Cross the lake from 0 to 15. Answer with 0 left, 1 down, 2 right or 3 up. You are at:"
+    """
+
+    instruction = ""
+
+    def __init__(self, *, n_train: int = 512, n_test: int = 64) -> None:
+        if n_train < 0 or n_test < 0:
+            raise UsageError(f"{self.name}: n_train and n_test must not be negative")
+        self.n_train, self.n_test = n_train, n_test
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        seeds = {"train": range(self.n_train), "test": range(self.n_train, self.n_train + self.n_test)}
+        if split not in seeds:
+            raise UsageError(f"{self.name}: unknown split {split!r}; known: {', '.join(seeds)}")
+        return [
+            Task(
+                id=f"{self.name}/{split}/{seed}", env=self.env, instruction=self.instruction, family=self.name,
+                split=split, seed=seed, data={"seed": seed},
+            )
+            for seed in seeds[split]
+        ]  # fmt: skip
+
+
 class _LoopThread:
     """An event loop in a thread of its own."""
 
