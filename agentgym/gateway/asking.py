@@ -96,6 +96,7 @@ class Asking:
         self.policy, self.ask, self._keep = policy, ask, keep
         self.answers = [Answer(choice, id) for choice, id in enumerate(ask.ids)]
         self._events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+        self._begun = False
 
     @property
     def completion_tokens(self) -> int:
@@ -107,6 +108,7 @@ class Asking:
         Raises:
             EngineError: an answer failed; the others are aborted.
         """
+        self._begun = True
         tasks = [asyncio.create_task(self._answer(answer)) for answer in self.answers]
         left = len(tasks)
         try:
@@ -123,6 +125,15 @@ class Asking:
                 task.cancel()
             if tasks:
                 await asyncio.shield(asyncio.wait(tasks))
+
+    async def abandon(self) -> None:
+        """Keep as aborted what nobody began to wait for: each request is accounted for."""
+        if not self._begun:
+            self._begun = True
+            nothing = Message(role="assistant")
+            for answer in self.answers:
+                completion = self._completion(answer, nothing)
+                await self._keep(self.ask, answer, "aborted", "the client went away", completion)
 
     async def _answer(self, answer: Answer) -> None:
         state: State = "aborted"

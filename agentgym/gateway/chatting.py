@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -29,11 +30,13 @@ async def chat(gateway: Gateway, request: Request, body: bytes, user: str) -> Re
     asking = await gateway.chat(asked, user, facts(request, asked))
     headers = turn_headers(asking)
     if not asked.stream:
-        logprobs, finish = await unless_gone(request.receive, gathered([asking]))
+        async with accounted([asking]):
+            logprobs, finish = await unless_gone(request.receive, gathered([asking]))
         made = answers.chat(asking, asked.model, logprobs, finish)
         gateway.delivered(asking.ask)
         return as_json(made, headers=headers)
-    events = await unless_gone(request.receive, begun(asking))
+    async with accounted([asking]):
+        events = await unless_gone(request.receive, begun(asking))
     stream = _chat_events(gateway, asking, events, asked)
     return EventStream(stream, headers=headers, send_timeout_s=gateway.settings.send_timeout_s)
 
@@ -47,7 +50,8 @@ async def complete(gateway: Gateway, request: Request, body: bytes, user: str) -
     echoes = [(prompt if isinstance(prompt, str) else "") if asked.echo else "" for prompt in prompts]
     headers = turn_headers(askings[0])
     if not asked.stream:
-        logprobs, finish = await unless_gone(request.receive, gathered(askings))
+        async with accounted(askings):
+            logprobs, finish = await unless_gone(request.receive, gathered(askings))
         made = answers.text(askings, asked.model, logprobs, finish, echoes)
         for asking in askings:
             gateway.delivered(asking.ask)
@@ -96,6 +100,17 @@ def prompts_of(asked: CompletionRequest) -> list[str | list[int]]:
     if len(prompts) > MAX_PROMPTS:
         raise invalid(f"{len(prompts)} prompts are more than {MAX_PROMPTS}", "prompt")
     return prompts
+
+
+@asynccontextmanager
+async def accounted(askings: Sequence[Asking]) -> AsyncIterator[None]:
+    """Whatever happens meanwhile, no request is left open."""
+    try:
+        yield
+    except BaseException:
+        for asking in askings:
+            await asyncio.shield(asking.abandon())
+        raise
 
 
 async def gathered(askings: Sequence[Asking]) -> tuple[dict[int, list[TokenLogprob]], dict[int, str]]:
@@ -193,6 +208,9 @@ async def _text_events(
     except AgentgymError as error:
         yield event(engine_failed(error).body)
         return
+    finally:
+        for asking in askings:
+            await asyncio.shield(asking.abandon())
     if asked.wants_usage:
         yield event(answers.text_usage(askings, asked.model))
     yield DONE

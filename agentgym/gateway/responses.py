@@ -18,7 +18,7 @@ from starlette.responses import Response
 from agentgym.errors import AgentgymError
 from agentgym.gateway.answers import usage
 from agentgym.gateway.asking import Asking, Event
-from agentgym.gateway.chatting import begun, engine_failed, facts, gathered, turn_headers
+from agentgym.gateway.chatting import accounted, begun, engine_failed, facts, gathered, turn_headers
 from agentgym.gateway.problems import invalid, not_found, unsupported
 from agentgym.gateway.requests import (
     JSON,
@@ -85,7 +85,8 @@ async def respond(gateway: Gateway, request: Request, body: bytes, user: str) ->
     asking = await gateway.chat(chat, user, facts(request, chat), prefix="resp_")
     headers = turn_headers(asking)
     if not asked.stream:
-        _, finish = await unless_gone(request.receive, gathered([asking]))
+        async with accounted([asking]):
+            _, finish = await unless_gone(request.receive, gathered([asking]))
         gateway.delivered(asking.ask)
         told = Told(asking, asked)
         answer = asking.answers[0]
@@ -97,7 +98,8 @@ async def respond(gateway: Gateway, request: Request, body: bytes, user: str) ->
             told.take(part)
         told.close()
         return as_json(told.response(finish[0]), headers=headers)
-    events = await unless_gone(request.receive, begun(asking))
+    async with accounted([asking]):
+        events = await unless_gone(request.receive, begun(asking))
     stream = _events(gateway, asking, events, asked)
     return EventStream(stream, headers=headers, send_timeout_s=gateway.settings.send_timeout_s)
 

@@ -1,5 +1,7 @@
 """Text completions, responses, models, health and numbers."""
 
+import asyncio
+
 import openai
 import pytest
 
@@ -138,3 +140,19 @@ async def test_completions_that_were_kept(folder):
                 await client.chat.completions.retrieve(gone)
         with pytest.raises(openai.NotFoundError):
             await client.with_options(default_headers={"X-User-Id": "eve"}).chat.completions.retrieve(made[0].id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_that_were_never_begun_are_accounted_for(folder, stream):
+    server = saying("one")
+    async with gateway_before(server, folder) as (gateway, client, _url):
+        server.plan("500")
+        with pytest.raises(openai.APIError):
+            made = await client.completions.create(model="tiny", prompt=["A", "B"], max_tokens=9, stream=stream)
+            [chunk async for chunk in made]
+        for _ in range(100):  # the client goes with the error, a moment before the stream's end
+            await asyncio.sleep(0.02)
+            if sum(gateway.ledger.fates().values()) == 2:
+                break
+        assert gateway.ledger.fates() == {"rejected: failed": 1, "rejected: aborted": 1}
+        assert {turn.state for turn in gateway.readers.of("local").index.turns.values()} == {"failed", "aborted"}
