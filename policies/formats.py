@@ -137,6 +137,7 @@ class Reading:
         self.errors: list[str] = []
         self.misses = 0
         self._forgotten = 0
+        self._mentioned: dict[tuple[str, ...], bool] = {}
         self.said = ""  # more content, from inside a call
         self._cuts: list[tuple[int, int]] = []  # of the text, where calls stand
 
@@ -165,6 +166,12 @@ class Reading:
             parts.append(self.text[at:start])
             at = max(at, end)
         return "".join([*parts, self.text[at:], self.said]).strip()
+
+    def mentions(self, *words: str) -> bool:
+        """Whether the text holds one of the words anywhere; looked for once."""
+        if words not in self._mentioned:
+            self._mentioned[words] = any(word in self.text for word in words)
+        return self._mentioned[words]
 
     def skip(self, at: int) -> int:
         """The position of the next character that is no white space."""

@@ -43,6 +43,7 @@ FENCE = re.compile(r"^[ \t]*```[^\n`]*$", re.MULTILINE)
 CALL_LIKE = re.compile(r"""\[?\s*\{\s*["'](?:name|arguments|parameters)["']\s*:""")
 NAMED = re.compile(r"""["'](?:arguments|parameters)["']\s*:""")
 ENDING = re.compile("|".join(map(re.escape, (CLOSE, "</think>", "<tool_response>"))))
+NEXT = re.compile("|".join(map(re.escape, (OPEN, CLOSE, "</think>", "<tool_response>"))))
 SHOULD = '<tool_call>{"name": ..., "arguments": {...}}</tool_call>'
 
 
@@ -91,11 +92,11 @@ class Hermes(Format):
         if body == len(text):
             reading.error(f"a tool call is malformed: {CUT_OFF}; it should be {SHOULD}")
             return body
-        end = self._end_of(text, body)
-        inside = text[body:end].removesuffix(CLOSE)
-        if text.startswith(CLOSE, end - len(CLOSE)) and any(sign in inside for sign in "{(=:"):
+        following = NEXT.search(text, body)
+        inside = text[body : following.start()] if following else ""
+        if following and following[0] == CLOSE and any(sign in inside for sign in "{(=:"):
             reading.error(f"a tool call is malformed: {inside.strip()[:40]!r} is no JSON object; it should be {SHOULD}")
-            return end
+            return following.end()
         return found.end()
 
     def _end_of(self, text: str, body: int) -> int:
@@ -185,7 +186,7 @@ class OpenAI(Format):
 
     def whole(self, reading: Reading, at: int) -> int:
         text, start = reading.text, reading.skip(at)
-        if not LIKE_OPENAI.match(text, start) or not ("tool_calls" in text or "function" in text):
+        if not LIKE_OPENAI.match(text, start) or not reading.mentions("tool_calls", "function"):
             return at
         if reading.misses >= MAX_MISSES:
             return at

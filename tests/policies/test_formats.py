@@ -455,20 +455,35 @@ def test_any_arguments_survive_the_way_there_and_back(name, arguments, said):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parsing_takes_linear_time(name):
-    """Fifty thousand characters of the worst that there is, in less than a second."""
+    """Four times the text takes four times as long, or is done in no time."""
     patterns = [
         *PIECES, "<tool_call>{", '<tool_call>{"a":', '<tool_call>{"name": "look", "arguments": {"a": "', "<tool_call>[",
         '{"name": [', '{"name":"', '<function=look><parameter=path>', "<parameter=path></parameter>", "[TOOL_CALLS]x{",
         '[TOOL_CALLS][{"name":"', "```json\n{\"name\":\n", '{"name": "x", "parameters": ', "<think></think>", "{ ", "```\n",
         "<|python_tag|>{", '[TOOL_CALLS]x[ARGS]{"a":', "</parameter>\n</parameter ", "[TOOL_CALLS]" + "x" * 200, '["',
-        "<tool_call>a</tool_call>", '{"name": "look", "arguments": {}}', "<tool_call><function=look></function>", '\\"',
+        '}}</think>{"\\"', "<tool_call>a</tool_call>", '{"name": "look", "arguments": {}}', "<tool_call><function=look></function>", '\\"',
     ]  # fmt: skip
     for pattern in patterns:
-        text = pattern * (50_000 // len(pattern))
-        for whole in (text, f"<tool_call><function=look><parameter=path>{text}", f'<tool_call>{{"name": "{text}', f"{text}</think>"):  # fmt: skip
-            began = time.process_time()
-            parse(name, whole)
-            assert time.process_time() - began < 1, (pattern, whole[:60])
+        for before in (
+            "",
+            "<tool_call><function=look><parameter=path>",
+            '<tool_call>{"name": "',
+            "[TOOL_CALLS][",
+            "</think>{",
+        ):
+            text = before + pattern * (80_000 // len(pattern))
+            if seconds(name, text, 1) > 0.05:
+                assert seconds(name, text, 3) < 10 * seconds(name, text[:20_000], 3), (before, pattern)
+
+
+def seconds(name, text, tries):
+    """The least processor time of some tries."""
+    took = []
+    for _ in range(tries):
+        began = time.process_time()
+        parse(name, text)
+        took.append(time.process_time() - began)
+    return min(took)
 
 
 def test_templates_say_which_format():
