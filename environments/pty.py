@@ -57,12 +57,13 @@ class Terminal:
         return True
 
     async def quiet(self, within_s: float, still_s: float = 0.15) -> None:
-        """Wait until nothing has come for `still_s`, at most `within_s`."""
+        """Wait until nothing has come for `still_s` (longer in a flood, which comes in bursts), at most `within_s`."""
         until = self.loop.time() + within_s
         while not self.closed and (left := until - self.loop.time()) > 0:
             self.came.clear()
             try:
-                await asyncio.wait_for(self.came.wait(), min(still_s, left))
+                burst = self.read_then > KEEP_BYTES
+                await asyncio.wait_for(self.came.wait(), min(3 * still_s if burst else still_s, left))
             except TimeoutError:
                 if not self.paused:
                     return
