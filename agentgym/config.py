@@ -28,6 +28,7 @@ from agentgym.schema import (
     GuardConfig,
     HintsConfig,
     JudgeConfig,
+    LiveConfig,
     ModelConfig,
     RolloutConfig,
     TasksConfig,
@@ -62,7 +63,7 @@ POSITIVE = (
     "rollout.reset_timeout_s", "rollout.step_timeout_s", "rollout.close_timeout_s",
     "rollout.worker_timeout_s", "rollout.worker_memory_gib",
     "algorithm.opd_k", "algorithm.opd_clip", "judge.votes", "judge.max_tokens", "judge.timeout_s", "judge.concurrency",
-    "judge.history_chars", "judge.next_state_chars", "hints.max_hints", "hints.max_chars", "teacher.timeout_s",
+    "judge.history_chars", "judge.next_state_chars", "hints.max_hints", "live.min_samples", "live.max_wait_s", "hints.max_chars", "teacher.timeout_s",
     "trainer.learning_rate", "trainer.max_grad_norm", "trainer.updates_per_batch", "trainer.micro_batch_tokens",
     "trainer.ranks", "trainer.checkpoint_every", "trainer.keep_checkpoints", "trainer.step_timeout_s",
     "warm_start.epochs", "warm_start.batch_size", "warm_start.learning_rate", "evaluation.attempts", "guard.gap_every",
@@ -93,6 +94,8 @@ RANGES = {
     "algorithm.entropy_coef": (0, 10**9),
     "algorithm.repetition_share": (0, 1),
     "algorithm.w_rl": (0, 10**9),
+    "live.max_share": (0.01, 1),
+    "live.max_age": (0, 10**9),
     "algorithm.w_opd": (0, 10**9),
     "algorithm.step_coef": (0, 10**9),
     "judge.temperature": (0, 100),
@@ -108,7 +111,7 @@ RANGES = {
 
 # What a run may change when it goes on; all else decides what its data mean.
 RESUMABLE = (
-    "trainer.", "guard.", "engine.", "gateway.", "evaluation.every", "rollout.concurrency", "rollout.workers",
+    "trainer.", "guard.", "engine.", "gateway.", "live.", "evaluation.every", "rollout.concurrency", "rollout.workers",
     "rollout.worker_", "rollout.max_staleness", "rollout.retries", "rollout.oversample", "rollout.reset_timeout_s", "rollout.step_timeout_s",
     "rollout.close_timeout_s", "judge.timeout_s", "judge.retries", "judge.concurrency", "judge.key_env", "name", "dir", "imports",
 )  # fmt: skip
@@ -275,6 +278,6 @@ def _one_line(error: Exception) -> str:
 
 
 __all__ = [
-    "PRESETS", "AlgorithmConfig", "Config", "EngineConfig", "EnvConfig", "EvaluationConfig", "GatewayConfig", "GuardConfig", "HintsConfig", "JudgeConfig", "ModelConfig", "RolloutConfig", "TasksConfig", "TeacherConfig", "TrainerConfig", "WarmStartConfig",
+    "PRESETS", "AlgorithmConfig", "Config", "EngineConfig", "EnvConfig", "EvaluationConfig", "GatewayConfig", "GuardConfig", "HintsConfig", "JudgeConfig", "LiveConfig", "ModelConfig", "RolloutConfig", "TasksConfig", "TeacherConfig", "TrainerConfig", "WarmStartConfig",
     "check_config", "check_resumable", "find_config", "knobs", "load_config", "to_yaml",
 ]  # fmt: skip

@@ -181,6 +181,17 @@ class TeacherConfig:
 
 
 @dataclass
+class LiveConfig:
+    """Learning from what the gateway serves (docs/gateway.md)."""
+
+    learn: bool = knob(False, "train on the turns that were served, beside serving; needs judge.kind")
+    min_samples: int = knob(16, "an update fires when so many samples are ready")
+    max_wait_s: float = knob(900.0, "or when one has been ready for so long")
+    max_share: float = knob(0.5, "the largest share of one user in an update, where there are others")
+    max_age: int = knob(0, "samples whose weights are more updates old than this are expired; 0: none is")
+
+
+@dataclass
 class TrainerConfig:
     """How it is learned."""
 
@@ -292,6 +303,7 @@ class Config:
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     hints: HintsConfig = field(default_factory=HintsConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    live: LiveConfig = field(default_factory=LiveConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -33,10 +33,11 @@ LAYERS = (
     ("trainers", "evaluate"),
     ("results",),
     ("pipeline",),
+    ("live",),
     ("cli", "__main__"),
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
-WIRING = ("pipeline", "cli", "__main__")  # where rooms meet: these may import any of them
+WIRING = ("pipeline", "live", "cli", "__main__")  # where rooms meet: these may import any of them
 BANNED = ("TODO", "FIXME", "XXX", "HACK", "raise NotImplementedError", "unittest.mock", "__del__")
 
 

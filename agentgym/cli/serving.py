@@ -40,8 +40,10 @@ def serve(
         _new_key(settings, new_key)
         return
     from agentgym.gateway.keys import Keys, check_binding, keys_file
+    from agentgym.live import check_live
     from agentgym.models import resolve_model
 
+    check_live(settings)
     check_binding(settings.gateway)
     Keys(keys_file(settings.gateway))
     folder = Path(settings.dir) / f"{settings.name}-s{settings.seed}"
@@ -85,22 +87,25 @@ def turns(
 
 
 async def _serve(opened: Run, model: Path, progress: ProgressView) -> None:
-    from agentgym.gateway.serve import listen, served
-    from agentgym.pipeline import serving
+    from agentgym.gateway.serve import listen
+    from agentgym.live import live
 
-    config: Config = opened.config
-    listening = listen(config.gateway)
+    listening = listen(opened.config.gateway)
     logging.basicConfig(filename=opened.folder / "log.txt", format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("agentgym").setLevel(logging.INFO)
-    version = opened.store.add_version(step=0, life=opened.life)
-    async with (
-        serving(config, model, opened.folder, version, lambda remark: progress("engine", 0, 0, remark)) as policy,
-        served(policy, config, opened.folder / "store.sqlite", listening=listening) as (gateway, url),
-    ):
-        err.print(f"serving {gateway.model} at {url}", highlight=False, markup=False, soft_wrap=True)
-        began = time.monotonic()
+    async with live(opened, model, listening, lambda what, remark: progress(what, 0, 0, remark)) as running:
+        gateway = running.gateway
+        err.print(f"serving {gateway.model} at {running.url}", highlight=False, markup=False, soft_wrap=True)
+        began, learning = time.monotonic(), running.learning
         while True:
-            await asyncio.sleep(SAY_EVERY_S)
+            if learning is None:
+                await asyncio.sleep(SAY_EVERY_S)
+            elif (await asyncio.wait([learning], timeout=SAY_EVERY_S))[0]:
+                error = learning.exception()
+                opened.log(f"learning stopped: {error!r}" if error else "learning stopped by a guard rail")
+                why = f"{error.exceptions[0]}" if isinstance(error, BaseExceptionGroup) else f"{error or 'an alarm'}"
+                err.print(f"learning stopped, serving goes on: {why} (see {opened.folder / 'log.txt'})", markup=False)
+                learning = None
             fates = await gateway.stored(gateway.ledger.fates)
             progress("serving", sum(fates.values()), 0, f"{(time.monotonic() - began) / 60:.0f} min, {fates}")
 
