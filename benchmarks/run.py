@@ -1,6 +1,6 @@
 """`make bench`: every benchmark, as ratios against a baseline of the same run; absolute figures are information.
 
-python -m benchmarks.run [pool] [staleness] [rollout] [sandbox] [trainer]
+python -m benchmarks.run [pool] [staleness] [rollout] [sandbox] [gui] [trainer]
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import pool, rollout, sandbox, staleness, trainer
+from benchmarks import gui, pool, rollout, sandbox, staleness, trainer
 
 BENCHMARKS = {
     "pool": pool.measure,
     "staleness": staleness.measure,
     "rollout": rollout.measure,
     "sandbox": sandbox.measure,
+    "gui": gui.measure,
     "trainer": trainer.measure,
 }
 

@@ -68,6 +68,8 @@ AIM = """element => {
 FRAME_HIT = """([x, y]) => { let e = document.elementFromPoint(x, y);
   while (e && e.shadowRoot && e.shadowRoot.elementFromPoint(x, y) !== e) e = e.shadowRoot.elementFromPoint(x, y);
   return e ? e.tagName : '' }"""
+THERE_MS = 50  # that an element of the last observation may take to be found
+GONE = "{ref} is not on the page (any more): take a ref from the last observation"
 PROBLEMS = {
     "hidden": "{ref} is hidden",
     "option": "{ref} is an option of a list: use select with the list's ref",
@@ -85,25 +87,17 @@ class Target(NamedTuple):
     about: dict[str, Any]  # tag, type, disabled, readonly, editable, nested
 
 
-async def locate(pages: Pages, ref: str) -> Locator:
-    """The element of a ref of the last observation. Raises ActionError if there is none any more."""
-    try:
-        locator = pages.page.get_by_ref(ref)
-        count = await pages.call(locator.count())
-    except ActionError:
-        count = 0
-    if count != 1:
-        raise ActionError(f"{ref} is not on the page (any more): take a ref from the last observation")
-    return locator
-
-
 async def aim(pages: Pages, ref: str, *, enabled: bool = True) -> Target:
-    """The element of `ref` and where to hit it. Raises ActionError if it cannot be hit."""
-    locator = await locate(pages, ref)
+    """The element of `ref` and where to hit it. Raises ActionError if it is gone or cannot be hit."""
+    if ref not in pages.refs:
+        raise ActionError(GONE.format(ref=ref))
+    locator = pages.page.get_by_ref(ref)
     try:
+        found = await pages.call(locator.evaluate(AIM, timeout=THERE_MS))
+    except ActionError:  # it is gone, or the machine is busy
+        if await pages.call(locator.count()) != 1:
+            raise ActionError(GONE.format(ref=ref)) from None
         found = await pages.call(locator.evaluate(AIM))
-    except ActionError as error:
-        raise ActionError(f"{ref} is not on the page any more ({error})") from error
     if problem := found.get("problem"):
         said = {"ref": ref, "over": found.get("over"), "said": found.get("said")}
         raise ActionError(PROBLEMS[problem].format(**said))

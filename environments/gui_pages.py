@@ -77,6 +77,7 @@ class Pages:
         self.network = Network(site)
         self.tabs: list[Page] = []
         self.nodes: list[Node] = []  # the shown page as it was last looked at
+        self.refs: set[str] = set()  # those that were there
         self.notes: list[str] = []  # what happened, for the policy
         self.dialog: Dialog | None = None
         self.chooser: FileChooser | None = None

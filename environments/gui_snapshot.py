@@ -18,6 +18,7 @@ SCALE = 1000  # coordinates run from 0 to this
 # - role "name" [attribute] [attribute]: text. What stands in the name or the text is the page's, whatever it looks like.
 ELEMENT = re.compile(r'(- [\w-]+(?: "(?:\\.|[^"\\])*"| /(?:\\.|[^/\\])+/)?)((?: \[[^\]]*\])*)(:.*)?', re.DOTALL)
 BOX = re.compile(r" \[box=(-?\d+),(-?\d+),(\d+),(\d+)\]")
+REFS = re.compile(r"\[ref=((?:f\d+)?e\d+)\]")
 NOISE = re.compile(r" \[cursor=[a-z-]+\]")
 QUOTED = re.compile(r"- '((?:[^']|'')*)'(.*)", re.DOTALL)  # how YAML quotes a key that holds a colon
 MIMES = {"jpeg": "image/jpeg", "png": "image/png"}
@@ -31,7 +32,7 @@ async def look(pages: Pages, limit: int, *, points: bool = False) -> str:
     """
     raw = await _tree(pages)
     width, height = pages.site.viewport
-    pages.nodes = parse(raw)
+    pages.nodes, pages.refs = parse(raw), set(REFS.findall(raw))
     return render(pages.nodes, limit, (width, height), points=points)
 
 
