@@ -47,8 +47,8 @@ class ToolThread:
             try:
                 with running:
                     value = function()
-            except StopIteration as stop:  # no future can hold it
-                error = RuntimeError(f"StopIteration: {stop}")
+            except (StopIteration, KeyboardInterrupt, GeneratorExit) as odd:  # no future may hold it
+                error = RuntimeError(f"{type(odd).__name__}: {odd}")
             except BaseException as caught:
                 error = caught
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits

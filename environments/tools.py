@@ -5,7 +5,6 @@ What a task names (`Task.data["tools"]`, plain data) is one of
     {"function": "module:name"}                                    a typed function, sync or async
     {"class": "module:Class", "options": {...}, "only": [...]}     each public method of one instance per episode
                                                                    (a ToolSource, such as PythonTool: what it offers)
-                                                                   (a ToolSource, such as PythonTool: what it offers)
     {"provider": "module:Class", "options": {...}}                 an object with `specs` and `call` (see `Provider`)
     {"mcp": {"command": ["python", "server.py"]}}                  see `mcp.py`
     {"mcp": {"url": "http://127.0.0.1:8000/mcp"}}
@@ -253,6 +252,7 @@ class Toolbox:
         )
 
     async def _answer(self, call: ToolCall, timeout_s: float) -> tuple[str, Any]:
+        began = time.monotonic()
         tool = self.tools.get(call.name)
         if tool is None:
             known = ", ".join(self.tools)
@@ -268,7 +268,9 @@ class Toolbox:
             return "", await tool.call(arguments, timeout_s)
         except Misfit as misfit:
             return "bad_arguments", f"{call.name}: {misfit}"
-        except (TimeoutError, TimeUp):
+        except (TimeoutError, TimeUp) as late:
+            if time.monotonic() - began < timeout_s - 0.01:  # one of the tool's own
+                return "exception", f"{type(late).__name__}: {late}"
             return "timeout", f"{call.name} took longer than {timeout_s:.3g} s"
         except InfrastructureError:
             raise
@@ -322,13 +324,6 @@ def _source(entry: dict[str, Any]) -> ToolSource:
         return MCPServer(**entry["mcp"])
     except (TypeError, UsageError) as error:
         raise TaskError(f"an MCP server cannot be made of {entry['mcp']!r:.200}: {error}") from error
-
-
-def _made(kind: type[ToolSource], options: dict[str, Any]) -> ToolSource:
-    try:
-        return kind(**options)
-    except (TypeError, UsageError) as error:
-        raise TaskError(f"{kind.__name__} cannot be made with {options!r:.200}: {error}") from error
 
 
 def _made(kind: type[ToolSource], options: dict[str, Any]) -> ToolSource:

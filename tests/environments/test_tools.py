@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentgym.environments.tool_schema import Signature, parse_docstring
 from agentgym.environments.tool_values import Misfit, differences, fit, plain, same, serialise
-from agentgym.environments.tools import Functions, Stateful, ToolFailed, Toolbox, sources_from, state_of
+from agentgym.environments.tools import Functions, Stateful, Toolbox, ToolFailed, sources_from, state_of
 from agentgym.errors import EngineError, InfrastructureError, TaskError, UsageError
 from agentgym.types import ToolCall
 
@@ -238,6 +238,10 @@ def refuse(how: str) -> None:
         raise asyncio.CancelledError
     if how == "stop":
         raise StopIteration("no more")
+    if how == "late":
+        raise TimeoutError("the database")
+    if how == "interrupt":
+        raise KeyboardInterrupt
     if how == "failed":
         raise ToolFailed("not today")
     raise {"value": ValueError, "memory": MemoryError, "recursion": RecursionError}[how](how)
@@ -294,8 +298,12 @@ async def test_a_wrong_call_is_answered(name, arguments, error, says):
 
 
 @pytest.mark.parametrize("function", [refuse, refuse_async])
-@pytest.mark.parametrize("how", ["value", "memory", "recursion", "exit", "cancelled", "stop", "failed"])
+@pytest.mark.parametrize(
+    "how", ["value", "memory", "recursion", "exit", "cancelled", "stop", "failed", "late", "interrupt"]
+)
 async def test_an_exception_in_a_tool_is_an_answer(function, how):
+    if how == "interrupt" and function is refuse_async:
+        return  # ends the loop, as Ctrl-C does
     tools = await opened(Functions(function))
     result = await tools.call(call(function.__name__, {"how": how}))
     assert result.error == "exception" and not result.misspelt
