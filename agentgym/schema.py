@@ -62,7 +62,7 @@ class EnvConfig:
     options: dict[str, Any] = knob({}, "its keyword arguments (see `agentgym envs show NAME`)")
     wrappers: list[Any] = knob(
         [],
-        "what is put around it, the first one innermost: names, or `{name: {option: value}}` (docs/environments.md)",
+        "what is put around it, the first one innermost: names, or `{name: {option: value}}` (docs/wrappers.md)",
     )
 
 

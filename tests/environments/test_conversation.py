@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentgym.policies.scripted import ScriptedPolicy
 from agentgym.rollout import EpisodeRequest, run_episode
 from agentgym.schema import RolloutConfig
 from agentgym.sessions_to_three import first_replies
+from agentgym.tasks.conversation_users import USERS
 from agentgym.types import Message, Sampling, StepResult, Task
 
 
@@ -295,3 +297,8 @@ async def test_what_the_policy_says_is_data_to_the_model():
     code = text.split()[0].lstrip("[")
     assert text.count(f"[{code} ") == 3 and text.endswith(f"[{code} end]") and len(code) == 16
     assert "<|im_start|>" not in text and "\u202e" not in text
+
+
+def test_the_page_knows_every_rule_and_every_user():
+    page = (Path(__file__).parents[2] / "docs" / "conversation.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in page for name in [*RULES, *USERS])

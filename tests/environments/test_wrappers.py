@@ -30,6 +30,7 @@ from agentgym.environments.wrappers_tools import ToolFormat
 from agentgym.errors import UsageError
 from agentgym.policies.scripted import OraclePolicy, ScriptedPolicy
 from agentgym.pool import RolloutPool
+from agentgym.registry import WRAPPERS
 from agentgym.rollout import EpisodeRequest, run_episode
 from agentgym.types import Image, Message, Observation, Sampling, StepResult, Task, Trajectory
 from agentgym.wrapping import make_env, named, wrap
@@ -438,3 +439,9 @@ async def test_a_shell_is_wrapped_by_name():
     task = Task(id="t", env="terminal", instruction="Make f.", data={"expect": [{"kind": "exists", "path": "f"}]})
     _, (result,) = await play(env, block("seq 100"), task=task)
     assert "characters left out" in result.observation.messages[0].content
+
+
+def test_the_page_knows_every_wrapper_that_ships():
+    page = (Path(__file__).parents[2] / "docs" / "wrappers.md").read_text(encoding="utf-8")
+    shipped = [name for name, made in WRAPPERS.factories.items() if str(made).startswith("agentgym.")]
+    assert len(shipped) >= 8 and all(f"| `{name}` |" in page for name in shipped)
