@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import queue
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import gymnasium
@@ -149,7 +150,8 @@ class GymEnv(gymnasium.Env[str, str]):
 class FromGymnasium(Env):
     """A `gymnasium.Env` as an Env: observations become text, and the policy's message an action.
 
-    The environment runs in a thread of its own, so that it may block. An unusable message is answered with what is
+    The environment runs in a thread of its own, so that it may block; one that never comes back is left behind. A
+    task's `data["options"]` are the options of its reset. An unusable message is answered with what is
     wanted and costs nothing but the turn; `max_parse_errors` of them in a row truncate the episode.
 
     Args:
@@ -168,7 +170,7 @@ class FromGymnasium(Env):
         to_action: Callable[[str], Any] | None = None,
         max_parse_errors: int = 8,
     ) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="gymnasium")
+        self.thread = _Thread()
         make = functools.partial(gymnasium.make, env) if isinstance(env, str) else env
         self.gym: gymnasium.Env[Any, Any] = (
             make if isinstance(make, gymnasium.Env) else self.thread.submit(make).result()
@@ -181,6 +183,8 @@ class FromGymnasium(Env):
     async def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Observation, Info]:
         given = dict(options or {})
         task = given.pop("task", None)
+        if isinstance(task, Task):
+            given |= task.data.get("options", {})
         self.parse_errors = 0
         observation, info = await self._call(lambda: self._read(self.gym.reset(seed=seed, options=given or None)))
         said = [task.instruction] if isinstance(task, Task) and task.instruction else []
@@ -201,15 +205,59 @@ class FromGymnasium(Env):
     async def close(self) -> None:
         if not self.closed:
             self.closed = True
-            await self._call(self.gym.close)
-            self.thread.shutdown(wait=False)
+            if self.thread.busy:  # with a call that nobody waits for any more: it may never end
+                self.thread.submit(self.gym.close)
+                self.thread.end()
+                return
+            try:
+                await self._call(self.gym.close)
+            finally:
+                self.thread.end()
 
     def _read(self, came: tuple[Any, ...]) -> tuple[Any, ...]:
         """Text at once, in the environment's thread: it may reuse its buffers."""
         return self.to_text(came[0]), *came[1:]
 
     async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+        return await asyncio.wrap_future(self.thread.submit(work))
+
+
+class _Thread:
+    """One thread that makes calls in order; the end of the process does not wait for it."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self.last: Future[Any] | None = None
+        self.current: Future[Any] | None = None
+        threading.Thread(target=self._work, name="gymnasium", daemon=True).start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is being made, or waits to be."""
+        return any(call is not None and not call.done() for call in (self.current, self.last))
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Make a call when those before it have ended."""
+        future: Future[T] = Future()
+        self.last = future
+        self.jobs.put((future, work))
+        return future
+
+    def end(self) -> None:
+        """End the thread after the last call."""
+        self.jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            future, work = job
+            if not future.set_running_or_notify_cancel():
+                continue
+            self.current = future
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del job, future, work  # what they hold is not kept while nothing is asked for
 
 
 class Seeds(TaskSet):

@@ -16,8 +16,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from agentgym.env import Env, Info
 from agentgym.environments.conversation_rules import complaints
+from agentgym.environments.toolcall import answer_in
 from agentgym.errors import TaskError, UsageError
 from agentgym.types import Message, Observation, StepResult, Struct, Task
 
@@ -69,7 +72,7 @@ class RuleSpeaker:
 class ConversationEnv(Env):
     """A user who asks for something, and complains until it is as wanted.
 
-    The outcome is `discount` to the power of the number of complaints if the user is satisfied in the end, else 0: with
+    Thinking (<think>) is not shown to the user. The outcome is `discount` to the power of the number of complaints if the user is satisfied in the end, else 0: with
     a discount below 1 a task counts as solved if no reply was complained about. `info` has the evidence of each reply:
     `satisfied`, `score` (1, -1) and, where there is one, the `hint` that is in the complaint.
 
@@ -133,8 +136,8 @@ class ConversationEnv(Env):
         if self.ended:
             return StepResult(Observation(messages=()), 0.0, True, False, {"ended": True})
         self.replies += 1
-        self.history = (*self.history, action)
-        verdict = await self._judge(action)
+        self.history = (*self.history, msgspec.structs.replace(action, content=answer_in(action.content)))
+        verdict = await self._judge(self.history[-1].content)
         info: Info = {"satisfied": verdict.satisfied, "score": 1 if verdict.satisfied else -1, "stage": self.stage}
         if verdict.satisfied:
             self.stage += 1
@@ -160,9 +163,9 @@ class ConversationEnv(Env):
     async def oracle(self, task: Task) -> list[Message]:
         return [Message(role="assistant", content=text) for text in task.data.get("solution", ())]
 
-    async def _judge(self, action: Message) -> Verdict:
+    async def _judge(self, said: str) -> Verdict:
         rules = self.stages[self.stage].get("rules")
-        found = None if rules is None else complaints(action.content, rules)
+        found = None if rules is None and said.strip() else complaints(said, rules or ())
         return await self.speaker(self.user, self.history, found, hash_of(self.seed, self.replies))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.metadata
 import io
@@ -52,7 +53,7 @@ async def prepare(sandbox: Sandbox, packages: Sequence[str], key: str) -> Place:
         _known[known] = await _look(sandbox, packages)
     place = _known[known]
     if place.copied:
-        await sandbox.upload(bundle(place.copied))
+        await sandbox.upload(await asyncio.to_thread(bundle, place.copied))
         where = await sandbox.run(f'builtin printf %s "$HOME/{FOLDER}"')
         return Place(python=place.python, path=where.stdout, copied=place.copied)
     return place

@@ -35,7 +35,7 @@ class ToolFormat(Wrapper):
         return Observation(messages=_with_system(observation.messages, self.format.render_tools(self.tools))), info
 
     async def step(self, action: Message) -> StepResult:
-        if not action.tool_calls and not action.call_errors:
+        if self.tools and not action.tool_calls and not action.call_errors:
             parsed = self.format.parse(action.content, self.tools)
             action = msgspec.structs.replace(
                 action, content=parsed.content, tool_calls=parsed.calls, call_errors=parsed.errors

@@ -1,7 +1,9 @@
+import asyncio
 import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -17,6 +19,7 @@ from agentgym.environments.blocks import block
 from agentgym.errors import UsageError
 from agentgym.types import Message, Observation, StepResult, Task
 
+ROOT = Path(__file__).parents[2]
 TASK = Task(
     id="t",
     env="terminal",
@@ -194,3 +197,60 @@ def test_actions_are_parsed_by_their_space() -> None:
                         (Box(0, 1, (2,)), '["a", 1]'), (Discrete(3), '{"a": 1}')):  # fmt: skip
         with pytest.raises(ValueError, match="action"):
             parse_action(space, text)
+
+
+class Stuck(Counter):
+    """Never answers a step."""
+
+    def step(self, action: Any) -> Any:
+        threading.Event().wait()
+
+
+async def test_an_environment_that_never_comes_back_is_left_behind() -> None:
+    env = FromGymnasium(Stuck())
+    await env.reset(seed=0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await env.step(Message(role="assistant", content="1"))
+    async with asyncio.timeout(5):
+        await env.close()
+        await env.close()
+
+
+def test_it_does_not_keep_the_process_alive() -> None:
+    script = (
+        "import asyncio, threading\n"
+        "from agentgym.types import Message\n"
+        "from tests.environments.test_adapter import Stuck, FromGymnasium\n"
+        "async def main():\n"
+        "    env = FromGymnasium(Stuck())\n"
+        "    await env.reset(seed=0)\n"
+        "    try:\n"
+        "        await asyncio.wait_for(env.step(Message(role='assistant', content='1')), 0.1)\n"
+        "    except TimeoutError:\n"
+        "        print('left')\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (0, "left\n"), done.stderr
+
+
+async def test_what_it_raises_is_raised_and_its_options_come_from_the_task() -> None:
+    class Choosy(Counter):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.options = options
+            return super().reset(seed=seed)
+
+        def step(self, action: Any) -> Any:
+            raise KeyError(action)
+
+    choosy = Choosy()
+    env = FromGymnasium(choosy)
+    task = Task(id="t", env="x", instruction="", data={"options": {"map": 3}})
+    await env.reset(seed=0, options={"task": task})
+    assert choosy.options == {"map": 3}
+    with pytest.raises(KeyError):
+        await env.step(Message(role="assistant", content="1"))
+    await env.reset(seed=0, options={"task": TASK})
+    assert choosy.options is None
+    await env.close()

@@ -196,6 +196,11 @@ async def test_a_task_without_a_user_is_broken(data):
         await ConversationEnv().reset(options={"task": Task(id="t", env="conversation", instruction="", data=data)})
 
 
+async def test_thinking_is_not_heard() -> None:
+    first, last = await play(ConversationEnv(), "<think>- a **list**</think>It is 7.", "<think>7")
+    assert first.info["satisfied"] and last.info["failed"] == ["You did not say anything."]
+
+
 async def test_rules_are_needed_where_no_model_judges():
     task = Task(id="t", env="conversation", instruction="Hi", data={"user": {"stages": [{}]}})
     with pytest.raises(TaskError, match="no rules"):
@@ -271,9 +276,10 @@ async def test_a_model_judges_where_there_are_no_rules():
 
     async with Endpoint(answer) as endpoint:
         env = ConversationEnv(user="llm", url=endpoint.url, model="m")
-        first, last = await play(env, "Coffee?", "Have some tea.", task=task)
+        first, silent, last = await play(env, "Coffee?", "", "Have some tea.", task=task)
+    assert silent.info["failed"] == ["You did not say anything."]
     assert first.info["hint"] == "I want tea." and not first.info["satisfied"]
-    assert (last.reward, last.terminated) == (0.5, True)
+    assert (last.reward, last.terminated) == (0.25, True)
 
 
 async def test_calls_that_fail_are_tried_again_and_in_the_end_the_machine_is_at_fault():

@@ -363,6 +363,19 @@ async def test_tools_are_told_and_called_in_text(format):
     await env.close()
 
 
+async def test_without_tools_text_is_text():
+    heard: list[Message] = []
+
+    class Listening(EchoEnv):
+        async def step(self, action: Message) -> StepResult:
+            heard.append(action)
+            return await super().step(action)
+
+    text = '<tool_call>{"name": "put", "arguments": {}}</tool_call>'
+    await play(ToolFormat(Listening()), text)
+    assert heard == [say(text)]
+
+
 async def test_malformed_calls_in_text_are_told():
     env = ToolFormat(agentgym.make("toolcall", text_format=""), format="hermes")
     await env.reset(options={"task": DESK})
