@@ -51,6 +51,10 @@ class Learner:
         scorer = self._scorer(model)
         self.model_config = scorer.model.config
         self.settings = LossSettings.of(config, vocabulary=self.model_config.vocab_size)
+        if config.algorithm.w_opd and config.algorithm.opd_k > self.settings.vocabulary:
+            raise UsageError(
+                f"algorithm.opd_k={config.algorithm.opd_k}: the model has {self.settings.vocabulary} tokens"
+            )
         self.share_prefixes = not _windowed(self.model_config)
         frozen_teacher = config.algorithm.w_opd > 0 and config.teacher.kind == "reference"
         with_reference = self.settings.kl_coef > 0 or frozen_teacher
@@ -84,6 +88,7 @@ class Learner:
             UsageError: a sample cannot be trained on (see `plan`).
         """
         began = time.monotonic()
+        samples = self.distiller.admitted(samples) if self.settings.w_opd else samples
         parts = split_updates(samples, self.config.trainer.updates_per_batch)
         planned = [(self._plan(part, self.settings.aggregation), part) for part in parts]
         planned = [(batches, part) for batches, part in planned if batches]
@@ -237,11 +242,15 @@ class Learner:
 
         A single update needs no `old`: it is the result of the forward pass that learns, without its gradient.
         """
-        ready = [replace(batch, old_N=self._detached(batch) if with_old else None) for batch in batches]
+        ready = list(batches)
         if self.settings.kl_coef and self.reference is not None:
             with torch.no_grad():
                 ready = [replace(batch, reference_N=self.reference(*batch.inputs)[0]) for batch in ready]
-        return self.distiller.prepared(ready, samples) if self.settings.w_opd else ready
+        if self.settings.w_opd:
+            ready = self.distiller.prepared(ready, samples, keep_old=with_old)
+        if not with_old:
+            return ready
+        return [batch if batch.old_N is not None else replace(batch, old_N=self._detached(batch)) for batch in ready]
 
     def _detached(self, batch: MicroBatch) -> Tensor:
         """Log-probs under the weights as they are."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from agentgym.errors import UsageError
-
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of the ratio, whatever the RL term's are (2603.10165)
 TINY = 1e-12  # the least probability of a tail
 
@@ -87,7 +85,7 @@ def hybrid_topk(views: Views, *, select: str, support: str, clip: float) -> OpdT
     """
     overlap_HN = overlaps(views.student_ids_NK, views.teacher_ids_HNK)
     choice_N = choose(overlap_HN, select)
-    n = torch.arange(len(choice_N))
+    n = torch.arange(len(choice_N), device=choice_N.device)
     if support == "teacher":
         assert views.student_at_teacher_HNK is not None
         ids_NK, old_NK = views.teacher_ids_HNK[choice_N, n], views.student_at_teacher_HNK[choice_N, n]
@@ -112,7 +110,7 @@ def hybrid_topk(views: Views, *, select: str, support: str, clip: float) -> OpdT
 def token(views: Views, *, select: str, support: str, clip: float) -> OpdTokens:
     """A = teacher - old at the sampled ids; K is 1, and there is nothing to clip or to choose a support of."""
     choice_N, overlap_N = _chosen(views, select)
-    teacher_N = views.teacher_HN[choice_N, torch.arange(len(choice_N))]
+    teacher_N = views.teacher_HN[choice_N, torch.arange(len(choice_N), device=choice_N.device)]
     mask_N = views.old_N.isfinite() & teacher_N.isfinite()
     old_N, teacher_N = torch.where(mask_N, views.old_N, 0.0), torch.where(mask_N, teacher_N, 0.0)
     return OpdTokens(
@@ -124,7 +122,7 @@ def token(views: Views, *, select: str, support: str, clip: float) -> OpdTokens:
 def topk_kl(views: Views, *, select: str, support: str, clip: float) -> OpdTokens:
     """The teacher's top K; `topk_tail_kl` makes the loss of it."""
     choice_N, overlap_N = _chosen(views, select)
-    n = torch.arange(len(choice_N))
+    n = torch.arange(len(choice_N), device=choice_N.device)
     ids_NK, teacher_NK = views.teacher_ids_HNK[choice_N, n], views.teacher_HNK[choice_N, n]
     mask_NK = teacher_NK.isfinite().all(-1, keepdim=True).expand(ids_NK.shape)
     teacher_NK = torch.where(mask_NK, teacher_NK, 0.0)
@@ -142,7 +140,7 @@ def _chosen(views: Views, select: str) -> tuple[Tensor, Tensor]:
     """The hint of each position, and the overlap under it; the first hint where the teacher told no top-k."""
     overlap_HN = overlaps(views.student_ids_NK, views.teacher_ids_HNK)
     choice_N = choose(overlap_HN, select)
-    return choice_N, overlap_HN[choice_N, torch.arange(len(choice_N))]
+    return choice_N, overlap_HN[choice_N, torch.arange(len(choice_N), device=choice_N.device)]
 
 
 def topk_tail_kl(student_NK: Tensor, teacher_NK: Tensor, *, whole: bool = False) -> Tensor:
@@ -171,9 +169,3 @@ def opd_loss(mode: str, opd: OpdTokens, current_NK: Tensor, *, vocabulary: int) 
     clipped_NK = ratio_NK.clamp(1.0 - CLIP_LOW, 1.0 + CLIP_HIGH)
     loss_NK = torch.maximum(-opd.advantages_NK * ratio_NK, -opd.advantages_NK * clipped_NK)
     return torch.where(opd.mask_NK, loss_NK, 0.0).sum(-1)
-
-
-def check_mode(mode: str) -> None:
-    """Raise UsageError for a distillation that there is not."""
-    if mode not in MODES:
-        raise UsageError(f"algorithm.opd={mode}: expected one of {', '.join(MODES)}")

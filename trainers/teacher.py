@@ -1,7 +1,8 @@
 """The teacher in the learner's own engine: the same response under the prompt with each hint, one forward pass a candidate.
 
 Runs next to `old`, before the first update, without gradients, at the response's temperature. What is kept of a
-position is the top-k and a few more log-probs, never its logits.
+position is the top-k and a few more log-probs, never its logits. What a teacher outside of the learner said comes with the
+samples instead.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import torch
 from torch import Tensor
 
 from agentgym.config import Config
 from agentgym.trainers.batch import MicroBatch, plan
 from agentgym.trainers.opd import MODES, OpdTokens, Views
-from agentgym.types import Sample, ScoredSample, TokenSpan
+from agentgym.types import Sample, ScoredSample, Taught, TokenSpan
 
 Forward = Callable[..., tuple[Tensor, ...]]  # a TokenScorer, or an engine around one; without gradients
 LONGEST = Callable[[int], int]  # the largest of a number over all ranks
@@ -29,6 +31,7 @@ class Candidate:
     batch: int  # which micro-batch
     rows: Tensor  # of its N tokens
     scored: ScoredSample
+    taught: Taught | None  # what a teacher outside of the learner said
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,34 @@ class Distiller:
 
     def __init__(self, config: Config, student: Forward, teacher: Forward, longest: LONGEST | None = None) -> None:
         self.config, self.student, self.teacher, self.longest = config, student, teacher, longest
+        self.outside = config.teacher.kind == "http"
         self.counts: Counter[str] = Counter()  # forward passes for candidates, candidates that were too long
 
+    def admitted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
+        """The samples without the prompts that leave no room for their response, which are counted as dropped.
+
+        To be called before `plan`: a turn without a prompt has no term, and must not count in the weights of those that do.
+        """
+        return [self._admitted(scored) if scored.hinted else scored for scored in samples]
+
+    def _admitted(self, scored: ScoredSample) -> ScoredSample:
+        hinted, taught = [], []
+        for index, (span, prompts) in enumerate(zip(scored.sample.spans, scored.hinted, strict=True)):
+            room = self.config.model.max_length - (span.end - span.start)
+            said = scored.taught[index] if scored.taught else ()
+            kept = [h for h, prompt in enumerate(prompts) if len(prompt) <= room and (said or not self.outside)]
+            self.counts["opd_dropped"] += len(prompts) - len(kept)
+            hinted.append(tuple(prompts[h] for h in kept))
+            taught.append(tuple(said[h] for h in kept if said))
+        if not any(hinted):
+            return msgspec.structs.replace(scored, hinted=(), taught=())
+        return msgspec.structs.replace(scored, hinted=tuple(hinted), taught=tuple(taught) if any(taught) else ())
+
     @torch.no_grad()
-    def prepared(self, batches: Sequence[MicroBatch], samples: Sequence[ScoredSample]) -> list[MicroBatch]:
-        """The micro-batches of `samples` with their distillation, where they have any."""
+    def prepared(
+        self, batches: Sequence[MicroBatch], samples: Sequence[ScoredSample], *, keep_old: bool = False
+    ) -> list[MicroBatch]:
+        """The micro-batches of `samples` with their distillation, where they have any; `keep_old`: and with `old_N`."""
         if not any(any(scored.hinted) for scored in samples):
             return list(batches)
         k = self.config.algorithm.opd_k
@@ -75,7 +101,11 @@ class Distiller:
             theirs = [opinions[index] for index in members]
             terms = self._terms(batch, first.rows, seen, theirs, at_teacher[first.batch])
             found[first.batch].put(first.rows, terms)
-        return [replace(batch, opd=found[b]) if batch.distilled else batch for b, batch in enumerate(batches)]
+        kept = [
+            replace(batch, old_N=seen[0]) if keep_old and seen else batch
+            for batch, seen in zip(batches, old, strict=True)
+        ]
+        return [replace(batch, opd=found[b]) if batch.distilled else batch for b, batch in enumerate(kept)]
 
     def take_counts(self) -> dict[str, float]:
         """What was counted since the last time."""
@@ -102,15 +132,15 @@ class Distiller:
                 rows = (batch.tokens.span_N == number).nonzero()[:, 0]
                 for h, prompt in enumerate(prompts if len(rows) else ()):
                     made = hinted_sample(scored.sample, scored.sample.spans[span], prompt, name=f"{span}/{h}")
-                    if len(made.ids) > self.config.model.max_length:
-                        self.counts["opd_dropped"] += 1
-                        continue
-                    yield Candidate(b, rows, ScoredSample(sample=made, advantages=(None,)))
+                    taught = scored.taught[span][h] if self.outside else None
+                    yield Candidate(b, rows, ScoredSample(sample=made, advantages=(None,)), taught)
 
     def _ask(
         self, candidates: Sequence[Candidate], student_ids: Sequence[Tensor | None], batches: Sequence[MicroBatch]
     ) -> list[Opinion]:
         """What the teacher thinks of each candidate."""
+        if self.outside:
+            return [_told(candidate, student_ids[candidate.batch]) for candidate in candidates]
         planned = plan(
             [candidate.scored for candidate in candidates],
             micro_batch_tokens=self.config.trainer.micro_batch_tokens,
@@ -184,6 +214,25 @@ class Distiller:
         )
         mode = MODES[algorithm.opd]
         return mode(views, select=algorithm.opd_select, support=algorithm.opd_support, clip=algorithm.opd_clip)
+
+
+def _told(candidate: Candidate, student_ids_NK: Tensor | None) -> Opinion:
+    """What a teacher outside of the learner said of the trained tokens; nan where it said nothing."""
+    taught, sample = candidate.taught, candidate.scored.sample
+    assert taught is not None and student_ids_NK is not None
+    (span,) = sample.spans
+    kept = [t for t in range(span.end - span.start) if sample.mask[span.start + t]]
+    ids_MK = student_ids_NK[candidate.rows]
+    device, told = ids_MK.device, [taught.logprobs[t] for t in kept]
+    nan_MK = torch.full(ids_MK.shape, float("nan"), device=device)
+    sampled_M = torch.tensor([float("nan") if value is None else value for value in told], device=device)
+    if not taught.top_ids:
+        return Opinion(sampled_M, nan_MK, torch.full_like(ids_MK, -1), nan_MK)
+    top_ids_MK = torch.tensor([taught.top_ids[t] for t in kept], device=device)
+    top_MK = torch.tensor([taught.top[t] for t in kept], device=device)
+    same_MKK = ids_MK[:, :, None] == top_ids_MK[:, None, :]
+    at_student_MK = torch.where(same_MKK, top_MK[:, None, :], 0.0).sum(-1)
+    return Opinion(sampled_M, torch.where(same_MKK.any(-1), at_student_MK, nan_MK), top_ids_MK, top_MK)
 
 
 def hinted_sample(sample: Sample, span: TokenSpan, prompt: tuple[int, ...], *, name: str) -> Sample:

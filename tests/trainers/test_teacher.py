@@ -181,12 +181,15 @@ def test_a_hint_that_leaves_no_room_is_dropped_and_counted(tiny: Path, hinted: l
     terms = []
     for given in (both, only, msgspec.structs.replace(scored, hinted=((short,),))):
         distiller = Distiller(config, student=model, teacher=model)
-        (made,) = distiller.prepared(plan([given], micro_batch_tokens=64), [given])
-        assert made.opd is not None
+        admitted = distiller.admitted([given])
+        (made,) = distiller.prepared(plan(admitted, micro_batch_tokens=64), admitted)
         terms.append(made.opd)
-        assert distiller.take_counts().get("opd_dropped", 0) == (given is not None and long in given.hinted[0])
+        assert distiller.take_counts().get("opd_dropped", 0) == (long in given.hinted[0])
     assert terms[0].advantages_NK.equal(terms[2].advantages_NK)
-    assert not terms[1].mask_NK.any()
+    assert terms[1] is None  # and no token of it in the weights
+    assert not made.tokens.opd_weight_N.equal(
+        plan(distiller.admitted([only]), micro_batch_tokens=64)[0].tokens.opd_weight_N
+    )
 
 
 def test_the_teacher_scores_the_very_tokens_that_were_sampled(hinted: list[ScoredSample]) -> None:
