@@ -19,6 +19,7 @@ from agentgym.pipeline import serving
 from agentgym.policy import TokenServer
 from agentgym.run import Run
 from agentgym.scoring import Scorer
+from agentgym.teacher import teaching
 
 Say = Callable[[str, str], None]  # what, and what goes on with it
 
@@ -75,6 +76,7 @@ async def _learn(
 
     config, policy = run.config, gateway.policy
     assert isinstance(policy, TokenServer)
+    teacher = await stack.enter_async_context(teaching(config, base))
     learner = LearnerProcess(config, model=found or base, folder=run.folder)
     stack.push_async_callback(learner.close)
     await learner.start(partial(say, "trainer"))
@@ -83,7 +85,8 @@ async def _learn(
     else:
         await save_checkpoint(run, learner, 0)
     hinted = policy.hinted if config.algorithm.w_opd else None
-    scorer = Scorer(make_judge(config, ask=policy, cache=run.store), run.store, config, run.stored, hinted)
+    judge = make_judge(config, ask=policy, cache=run.store)
+    scorer = Scorer(judge, run.store, config, run.stored, hinted, teacher)
     stack.push_async_callback(scorer.close)
     training = LiveTraining(run, gateway.feed, policy, learner, scorer, step=step)
     task = asyncio.create_task(training.go())

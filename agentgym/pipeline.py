@@ -28,7 +28,7 @@ from agentgym.rollout import EpisodeRequest
 from agentgym.run import Run
 from agentgym.samples import samples_from
 from agentgym.scoring import Scorer
-from agentgym.teacher import Teacher, make_teacher
+from agentgym.teacher import Teacher, teaching
 from agentgym.types import Sampling, Task
 from agentgym.wrapping import make_env
 
@@ -148,10 +148,7 @@ class Pipeline:
 
         run, config = self.run, self.config
         base = check_start(config, partial(self._say, "model"))
-        self.teacher = make_teacher(config, base)
-        if self.teacher is not None:
-            stack.push_async_callback(self.teacher.close)
-            await self.teacher.start()
+        self.teacher = await stack.enter_async_context(teaching(config, base))
         found = checkpoint.latest(run.checkpoints)
         step = int(checkpoint.read_state(found)["step"]) if found else 0
         if step > config.trainer.steps:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -55,6 +57,19 @@ def make_teacher(config: Config, model: Path) -> Teacher | None:
         return None
     teacher: Teacher = TEACHERS.load(config.teacher.kind)(config, model=model)
     return teacher
+
+
+@asynccontextmanager
+async def teaching(config: Config, model: Path) -> AsyncIterator[Teacher | None]:
+    """The external teacher of a config, if there is one, started; closed whatever happens."""
+    teacher = make_teacher(config, model)
+    try:
+        if teacher is not None:
+            await teacher.start()
+        yield teacher
+    finally:
+        if teacher is not None:
+            await teacher.close()
 
 
 async def with_taught(teacher: Teacher, judgement: Judgement, completion: Completion) -> Judgement:

@@ -6,7 +6,7 @@ are masked, and why is told. A group is worth keeping if any of its turns has a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from agentgym.collect import Collected
 from agentgym.config import AlgorithmConfig
 from agentgym.samples import samples_from, untrained_reason
-from agentgym.trainers.credit import group_advantages, step_wise
+from agentgym.trainers.credit import ESTIMATORS, group_advantages, step_wise
 from agentgym.types import WITH_OUTCOME, Group, Judgement, Sample, ScoredSample, Trajectory, Turn
 
 NO_SPREAD, NO_HINT, UNSCORED = "group without spread", "no hint", "unscored"  # why a turn has no term of the loss
@@ -37,18 +37,33 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
 def advantages_of(group: Group, algorithm: AlgorithmConfig) -> list[Advantages]:
     """The advantage of each turn of each member, None where it has none.
 
-    A member without an outcome has none, and does not count for the others either. `step_wise` compares turns by
-    outcome and score, and an unscored turn has none; the other estimators compare outcomes, and a turn has its episode's.
+    A member without an outcome has none, and does not count for the others either.
     """
+    return ESTIMATES[algorithm.estimator](group, algorithm)
+
+
+def by_outcome(group: Group, algorithm: AlgorithmConfig) -> list[Advantages]:
+    """Outcomes are compared, and a turn has its episode's advantage."""
     members = group.trajectories
-    if algorithm.estimator != "step_wise":
-        per_member = group_advantages([member.outcome for member in members], algorithm.estimator)
-        return [[advantage] * len(member.turns) for member, advantage in zip(members, per_member, strict=True)]
+    per_member = group_advantages([member.outcome for member in members], algorithm.estimator)
+    return [[advantage] * len(member.turns) for member, advantage in zip(members, per_member, strict=True)]
+
+
+def by_turn(group: Group, algorithm: AlgorithmConfig) -> list[Advantages]:
+    """Turns are compared by outcome and score; an unscored turn has no advantage."""
+    members = group.trajectories
     judged = group.judgements or ((),) * len(members)
     scores = [_scores(member, judgements) for member, judgements in zip(members, judged, strict=True)]
     outcomes = [member.outcome for member in members]
     singleton = cast(Literal["group", "raw"], algorithm.singleton)
     return step_wise(outcomes, scores, step_coef=algorithm.step_coef, singleton=singleton)
+
+
+# What `algorithm.estimator` names
+ESTIMATES: dict[str, Callable[[Group, AlgorithmConfig], list[Advantages]]] = {
+    **dict.fromkeys(ESTIMATORS, by_outcome),
+    "step_wise": by_turn,
+}
 
 
 def is_useful(group: Group, algorithm: AlgorithmConfig) -> bool:

@@ -258,7 +258,8 @@ def credited(
         fate = TERM[has_score, bool(hinted)]
     else:
         fate = f"{UNSCORED}: {judgement.reason or trajectory.reason}"
-    scored = ScoredSample(sample=sample, advantages=(advantage,), hinted=(hinted,) if hinted else ())
+    taught = (judgement.taught,) if hinted and judgement.taught else ()
+    scored = ScoredSample(sample=sample, advantages=(advantage,), hinted=(hinted,) if hinted else (), taught=taught)
     return scored, fate
 
 

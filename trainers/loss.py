@@ -77,6 +77,26 @@ class TokenBatch:
     span_N: Tensor
 
 
+def _token_mean(counts_B: Tensor, max_length: int) -> Tensor:
+    return torch.ones_like(counts_B) / counts_B.sum()
+
+
+def _sample_mean(counts_B: Tensor, max_length: int) -> Tensor:
+    return 1.0 / (counts_B * (counts_B > 0).sum())
+
+
+def _sum_over_max_length(counts_B: Tensor, max_length: int) -> Tensor:
+    return torch.full_like(counts_B, 1.0 / (len(counts_B) * max_length))
+
+
+# (trained tokens of each sample of the global batch, max_length) -> the weight of each of its tokens
+AGGREGATIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "token_mean": _token_mean,
+    "sample_mean": _sample_mean,
+    "sum_over_max_length": _sum_over_max_length,
+}
+
+
 def sample_weights(counts_B: Tensor, aggregation: str, max_length: int) -> Tensor:
     """The weight of each token of each sample, from the number of trained tokens `counts_B` of the global batch.
 
@@ -84,16 +104,7 @@ def sample_weights(counts_B: Tensor, aggregation: str, max_length: int) -> Tenso
     the denominator), `sum_over_max_length` divides sums by a constant length and the number of samples (2503.20783).
     An all-masked batch gives 0.
     """
-    counts_B = counts_B.double()
-    if aggregation == "token_mean":
-        weights_B = torch.ones_like(counts_B) / counts_B.sum()
-    elif aggregation == "sample_mean":
-        weights_B = 1.0 / (counts_B * (counts_B > 0).sum())
-    elif aggregation == "sum_over_max_length":
-        weights_B = torch.full_like(counts_B, 1.0 / (len(counts_B) * max_length))
-    else:
-        raise ValueError(f"unknown aggregation {aggregation!r}")
-    return torch.where(counts_B > 0, weights_B, 0.0)
+    return torch.where(counts_B > 0, AGGREGATIONS[aggregation](counts_B.double(), max_length), 0.0)
 
 
 def clipped_surrogate(
@@ -113,14 +124,6 @@ def cispo(
     return -ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages_N * current_N
 
 
-def _surrogate(advantages_N: Tensor, log_ratio_N: Tensor, _: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
-    return clipped_surrogate(advantages_N, log_ratio_N, clip_low=clip_low, clip_high=clip_high)
-
-
-# (advantages, log-ratio, current log-probs, clip_low=, clip_high=) -> the RL loss of each token
-RATIOS: dict[str, Callable[..., Tensor]] = {"token": _surrogate, "sequence": _surrogate, "cispo": cispo}
-
-
 def sequence_log_ratio(log_ratio_N: Tensor, mask_N: Tensor, span_N: Tensor) -> Tensor:
     """The mean of the log-ratios over a token's response, the same for each of its tokens (GSPO, 2507.18071, eq. 7).
 
@@ -131,6 +134,28 @@ def sequence_log_ratio(log_ratio_N: Tensor, mask_N: Tensor, span_N: Tensor) -> T
     sums_S = zeros_S.index_add(0, span_N, torch.where(mask_N, log_ratio_N, 0.0))
     counts_S = zeros_S.index_add(0, span_N, mask_N.to(log_ratio_N.dtype))
     return (sums_S / counts_S.clamp(min=1.0))[span_N]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How a ratio is taken and clipped."""
+
+    # (advantages, log-ratio, current log-probs, clip_low=, clip_high=) -> the loss of each token
+    loss: Callable[..., Tensor]
+    # (log-ratio of each token, mask, response that it is of) -> the log-ratio that counts
+    log_ratio: Callable[[Tensor, Tensor, Tensor], Tensor] = lambda log_ratio_N, mask_N, span_N: log_ratio_N
+    keeps_gradient: bool = False  # of a clipped token
+
+
+def _surrogate(advantages_N: Tensor, log_ratio_N: Tensor, _: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    return clipped_surrogate(advantages_N, log_ratio_N, clip_low=clip_low, clip_high=clip_high)
+
+
+RATIOS = {
+    "token": Ratio(loss=_surrogate),
+    "sequence": Ratio(loss=_surrogate, log_ratio=sequence_log_ratio),
+    "cispo": Ratio(loss=cispo, keeps_gradient=True),
+}
 
 
 def truncated_importance(old_N: Tensor, behaviour_N: Tensor, cap: float) -> Tensor:
@@ -166,10 +191,9 @@ def policy_loss(
     """
     mask_N = tokens.rl_mask_N
     behaviour_N = torch.where(mask_N, tokens.behaviour_N, old_N)
-    log_ratio_N = current_N - old_N
-    if settings.ratio == "sequence":
-        log_ratio_N = sequence_log_ratio(log_ratio_N, mask_N, tokens.span_N)
-    rl_N = RATIOS[settings.ratio](
+    ratio = RATIOS[settings.ratio]
+    log_ratio_N = ratio.log_ratio(current_N - old_N, mask_N, tokens.span_N)
+    rl_N = ratio.loss(
         tokens.advantages_N, log_ratio_N, current_N, clip_low=settings.clip_low, clip_high=settings.clip_high
     )
     importance_N = truncated_importance(old_N, behaviour_N, settings.importance_cap)
@@ -180,7 +204,7 @@ def policy_loss(
         opd_N = opd_loss(settings.opd, opd, opd_current_NK, vocabulary=settings.vocabulary)
         distilled = (opd_N * tokens.opd_weight_N).sum()
         loss = loss + settings.w_opd * distilled
-        sums |= {"opd_loss": distilled.detach()} | opd_sums(opd, tokens)
+        sums |= {"opd_loss": distilled.detach()} | opd_sums(opd, tokens, opd_current_NK.detach())
     elif settings.w_opd:  # all ranks add up the same names
         sums |= dict.fromkeys(OPD_SUMS, current_N.new_zeros(()))
     trained_N = tokens.weight_N > 0  # false everywhere in a micro-batch that only keeps ranks in step
@@ -214,10 +238,10 @@ OPD_SUMS = (
 )  # fmt: skip
 
 
-def opd_sums(opd: OpdTokens, tokens: TokenBatch) -> dict[str, Tensor]:
+def opd_sums(opd: OpdTokens, tokens: TokenBatch, current_NK: Tensor) -> dict[str, Tensor]:
     """Sums over the positions with an OPD term, for the metrics; `opd_gap` is |teacher - old|, averaged over a support.
 
-    `opd_sign_agreement` counts where RL and OPD push the sampled token the same way, of those where both push it.
+    Where nobody asked for `old` (`topk_kl`) it is |teacher - current|, the same before the first update. `opd_sign_agreement` counts where RL and OPD push the sampled token the same way, of those where both push it.
     """
     mask_NK, has_N = opd.mask_NK, tokens.opd_weight_N > 0
     mask_NK = mask_NK & has_N[:, None]
@@ -225,7 +249,8 @@ def opd_sums(opd: OpdTokens, tokens: TokenBatch) -> dict[str, Tensor]:
     at_sampled_NK = mask_NK & (opd.ids_NK == tokens.target_N[:, None])
     pushes_N = torch.where(at_sampled_NK, opd.advantages_NK, 0.0).sum(-1)
     both_N = tokens.rl_mask_N & (pushes_N != 0) & (tokens.advantages_N != 0)
-    gap_NK = torch.where(mask_NK, (opd.teacher_NK - opd.old_NK).abs(), 0.0)
+    old_NK = torch.where(opd.old_NK.isnan(), current_NK, opd.old_NK)
+    gap_NK = torch.where(mask_NK, (opd.teacher_NK - old_NK).abs(), 0.0)
     return {
         "opd_tokens": term_N.sum(),
         "opd_masked": (has_N & ~term_N).sum(),
@@ -237,8 +262,8 @@ def opd_sums(opd: OpdTokens, tokens: TokenBatch) -> dict[str, Tensor]:
 
 
 def _clipped(advantages_N: Tensor, ratio_N: Tensor, settings: LossSettings) -> Tensor:
-    """Where the clip bites: for cispo wherever the ratio is outside, else only where it stops the gradient."""
+    """Where the clip bites: wherever the ratio is outside if a clipped token keeps its gradient, else where it loses it."""
     above_N, below_N = ratio_N > 1.0 + settings.clip_high, ratio_N < 1.0 - settings.clip_low
-    if settings.ratio == "cispo":
+    if RATIOS[settings.ratio].keeps_gradient:
         return above_N | below_N
     return (above_N & (advantages_N > 0)) | (below_N & (advantages_N < 0))

@@ -1,5 +1,6 @@
 """Teachers of every kind in the real engine: frozen, outside of the learner, over several updates, on parted weights."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -151,6 +152,8 @@ async def test_a_frozen_teacher_is_learned_from(start: Start, tmp_path: Path, ti
     for _ in range(14):
         last = await learner.step(batch)
     assert last["opd_loss"] < 0.5 * first["opd_loss"]
+    assert 0 < last["opd_gap"] < first["opd_gap"] and last["opd_overlap"] >= first["opd_overlap"]
+    assert all(math.isfinite(value) for value in (*first.values(), *last.values()))
     assert first["opd_forwards"] >= 1 and first["rl_loss"] == 0.0
 
 
