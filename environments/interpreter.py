@@ -8,6 +8,7 @@ a task's `tools`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import time
@@ -62,6 +63,7 @@ class Cell(Struct, frozen=True, kw_only=True):
     output: str  # what it printed, head and tail
     seconds: float
     replaced: bool = False  # a new interpreter takes the next cell: all variables are gone
+    emptied: bool = False  # and so are all files
     why: str = ""  # why it did not end by itself
 
 
@@ -114,14 +116,14 @@ class Interpreter:
         return told(await self.execute(code))
 
     async def execute(self, code: str) -> Cell:
-        """Run a cell. Raises SandboxError if the sandbox failed, which nothing in a cell can bring about."""
+        """Run a cell. Raises SandboxError if there is no sandbox to be had, which nothing in a cell can bring about."""
         began = time.monotonic()
         data = code.encode("utf-8", "replace")
         if len(data) > MAX_CODE or b"\0" in data:
             why = f"the code is longer than {MAX_CODE} bytes" if len(data) > MAX_CODE else "the code holds a NUL"
             return Cell(state="refused", output="", seconds=0.0, why=why)
         async with self.lock:
-            await self._ready()
+            emptied = await self._ready()
             self.cells += 1
             request = json.dumps({"number": self.cells, "seconds": self.timeout_s, "size": len(data)})
             command = CELL.format(request=quote(request), code=quote(data.decode()))
@@ -133,12 +135,16 @@ class Interpreter:
                 if replaced:
                     self.running = False
                     await self.sandbox.stop()
+            except SandboxError:  # whatever a cell has done to it: another one shows whether the machine is well
+                await self._renew()
+                state, output, why, replaced, emptied = "died", "", "the sandbox ended", True, True
             except BaseException:
                 self.running, self.forgot = False, True
                 raise
             forgot, self.forgot = self.forgot, False
             seconds = time.monotonic() - began
-            return Cell(state=state, output=output, seconds=seconds, replaced=replaced or forgot, why=why)
+            replaced = replaced or forgot or emptied
+            return Cell(state=state, output=output, seconds=seconds, replaced=replaced, emptied=emptied, why=why)
 
     async def close(self) -> None:
         """End the process and its sandbox; safe to call twice."""
@@ -146,25 +152,44 @@ class Interpreter:
         if sandbox is not None:
             await sandbox.close()
 
-    async def _ready(self) -> None:
+    async def _ready(self) -> bool:
+        """Have the process running. Returns whether that took another sandbox, because cells have spoilt this one."""
+        if self.running:
+            return False
         if self.sandbox is None:
-            self.sandbox = open_sandbox(self.kind, self.limits, image=self.image)
-            await self.sandbox.start()
-        if not self.running:
-            if self.place is None:
-                self.place = await prepare(self.sandbox, self.packages, f"{self.kind}/{self.image}")
-            place = self.place
-            command = START.format(
-                python=place.python,
-                path=f" PYTHONPATH={quote(place.path)}" if place.path else "",
-                driver=quote(driver()),
-                memory=int(self.limits.memory_mb * MEMORY_SHARE) << 20,
-                size=self.max_chars,
-            )
-            result = await self.sandbox.run(command, START_S)
-            if result.exit_code or result.shell_replaced:
-                raise SandboxError(f"the interpreter did not start: {result.stderr.strip()[-300:] or 'no answer'}")
-            self.running = True
+            await self._renew()
+        try:
+            await self._start()
+        except SandboxError:
+            if not self.cells:
+                raise
+            await self._renew()
+            await self._start()
+            return True
+        return False
+
+    async def _renew(self) -> None:
+        """A new sandbox, in place of the one that there is. Raises SandboxError."""
+        with contextlib.suppress(SandboxError):
+            await self.close()
+        self.sandbox = open_sandbox(self.kind, self.limits, image=self.image)
+        await self.sandbox.start()
+
+    async def _start(self) -> None:
+        assert self.sandbox is not None
+        if self.place is None:
+            self.place = await prepare(self.sandbox, self.packages, f"{self.kind}/{self.image}")
+        command = START.format(
+            python=self.place.python,
+            path=f" PYTHONPATH={quote(self.place.path)}" if self.place.path else "",
+            driver=quote(driver()),
+            memory=int(self.limits.memory_mb * MEMORY_SHARE) << 20,
+            size=self.max_chars,
+        )
+        result = await self.sandbox.run(command, START_S)
+        if result.exit_code or result.shell_replaced:
+            raise SandboxError(f"the interpreter did not start: {result.stderr.strip()[-300:] or 'no answer'}")
+        self.running = True
 
     def _read(self, result: CommandResult) -> tuple[State, str, str]:
         """How a cell ended, what it printed, and why its interpreter must be replaced, if it must."""
@@ -204,7 +229,8 @@ def told(cell: Cell) -> str:
         notes.append("[timed out and interrupted: variables are kept]")
     elif cell.replaced:
         why = f"{cell.why}: " if cell.why else ""
-        notes.append(f"[{why}the interpreter was replaced, all variables are gone]")
+        what = "variables and files" if cell.emptied else "variables"
+        notes.append(f"[{why}the interpreter was replaced, all {what} are gone]")
     return "\n".join([*filter(None, [cell.output.rstrip("\n")]), *notes]) or "(no output)"
 
 

@@ -149,6 +149,16 @@ async def test_a_full_disk_stops_no_cell(walled):
     await python.close()
 
 
+async def test_a_cell_that_spoils_its_sandbox_gets_another_one(walled):
+    python = Interpreter(sandbox="bubblewrap", packages=())
+    await python.run("import os\nopen('f', 'w').write('x')\nos.chmod('.', 0)")
+    assert (await python.run("os._exit(1)")).endswith(GONE)
+    told = await python.run("import os\nprint(os.listdir('.'))")
+    assert told == "[]\n[the interpreter was replaced, all variables and files are gone]"
+    assert await python.run("os.listdir('.')") == "[]"
+    await python.close()
+
+
 async def test_a_cancelled_cell_is_told_with_the_next_one(python):
     await python.run("x = 1")
     with pytest.raises(TimeoutError):
