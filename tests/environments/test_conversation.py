@@ -11,12 +11,14 @@ from agentgym.environments.conversation import ConversationEnv
 from agentgym.environments.conversation_llm import prompt
 from agentgym.environments.conversation_rules import RULES, complaints
 from agentgym.errors import EngineError, TaskError, UsageError
-from agentgym.policies.scripted import ScriptedPolicy
+from agentgym.policies.judge_verifier import evidence
 from agentgym.rollout import EpisodeRequest, run_episode
 from agentgym.schema import RolloutConfig
+from agentgym.scoring import exchanges
 from agentgym.sessions_to_three import first_replies
 from agentgym.tasks.conversation_users import USERS
 from agentgym.types import Message, Sampling, StepResult, Task
+from tests.fakes import TokenPolicy
 
 
 def one(text: str, rule: str, **options: Any) -> str:
@@ -184,10 +186,12 @@ async def test_first_replies_of_sessions():
     trajectories = []
     for index, said in enumerate(["It is 7.", "8", "It is **7**"]):
         request = EpisodeRequest(id=f"e{index}", group_id="g", task=TASK, seed=0, sampling=Sampling())
-        policy = ScriptedPolicy([said, "It is 7.", "7"])
+        policy = TokenPolicy(lambda prompt, said=said: [said, "It is 7.", "7"][len(prompt.messages) // 2 - 1])
         trajectories.append(await run_episode(request, policy, lambda task: ConversationEnv(), RolloutConfig()))
     assert all(trajectory.status == "completed" for trajectory in trajectories)
     assert first_replies(trajectories) == [True, False, False]
+    judged = [evidence(exchange)[0] for one in trajectories for _, exchange in exchanges(one, TASK)]
+    assert judged == [1, 1, -1, 1, 1, -1, 1, 1], "the verifier judge takes the user's word"
 
 
 @pytest.mark.parametrize("data", [{}, {"user": 3}, {"user": {"stages": [3]}}])
