@@ -20,7 +20,7 @@ help: ## show this
 	@echo "  SEED=1 and SET='key=value ...' go to quickstart and learn, PYTEST='-k name' to test"
 
 install: ## make .venv with everything in it (2 to 4 minutes; nothing to do: at once)
-	@scripts/install.sh $(VENV)
+	@bash scripts/install.sh $(VENV)
 
 quickstart: install ## a small real model learns a real task (at most 25 minutes on 2 cores)
 	@$(bin)/agentgym quickstart $(seed) $(SET)
@@ -64,4 +64,4 @@ clean: ## remove caches and builds; runs/ and the virtual environment stay
 
 .PHONY: system
 system:
-	@scripts/system.sh
+	@bash scripts/system.sh

@@ -108,3 +108,11 @@ def test_a_python_without_venv_names_the_package(tmp_path):
 def test_an_unknown_device_is_refused(tmp_path):
     code, said = install(tmp_path, DEVICE="tpu")
     assert code == 1 and "expected cpu or gpu" in said
+
+
+@pytest.mark.parametrize("script", ["scripts/install.sh", "scripts/system.sh", ".ci/run"])
+def test_scripts_can_be_run(script):
+    listed = subprocess.run(["git", "ls-files", "-s", script], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or not listed.stdout:
+        pytest.skip("not in a git checkout")
+    assert listed.stdout.startswith("100755")
