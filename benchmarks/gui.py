@@ -21,9 +21,8 @@ from typing import Any
 
 import psutil
 
-from agentgym.environments import leftovers
 from agentgym.environments.gui import GuiEnv
-from agentgym.environments.gui_browser import close_browser, no_browser, the_browser
+from agentgym.environments.gui_browser import close_browser, no_browser
 from agentgym.types import Message, Task
 
 WARM, STEPS = 10, 200
@@ -98,13 +97,13 @@ async def _rate(observation: str) -> dict[str, float]:
 
 
 async def _resets(count: int) -> dict[str, float]:
-    """What a reset takes, and how much more memory there is after `count` of them than after the first tenth."""
+    """What a reset takes, and how much more memory there is after `count` of them than after half of them."""
     env = GuiEnv(protocol="block")
     begun, before = time.perf_counter(), 0.0
     for index in range(count):
         await env.reset(options={"task": TASK})
         await env.step(CLICK)
-        if index == count // 10:
+        if index == count // 2:
             before = _memory_mb()
     each = (time.perf_counter() - begun) / count * 1e3
     after = _memory_mb()
@@ -114,8 +113,7 @@ async def _resets(count: int) -> dict[str, float]:
 
 def _processes() -> list[psutil.Process]:
     """This process, the driver and the browser's."""
-    mark = the_browser().mark
-    return [psutil.Process(), *(psutil.Process(pid) for pid, other in leftovers.marked() if other == mark)]
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
 def _memory_mb() -> float:

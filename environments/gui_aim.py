@@ -68,6 +68,22 @@ AIM = """element => {
 FRAME_HIT = """([x, y]) => { let e = document.elementFromPoint(x, y);
   while (e && e.shadowRoot && e.shadowRoot.elementFromPoint(x, y) !== e) e = e.shadowRoot.elementFromPoint(x, y);
   return e ? e.tagName : '' }"""
+ROLES = {
+    "button": ["BUTTON"], "link": ["A"], "checkbox": ["INPUT"], "radio": ["INPUT"], "textbox": ["INPUT", "TEXTAREA"],
+    "tab": [], "menuitem": [],
+}  # fmt: skip
+# Whether something of this role, in this place, is hit in the middle of it.
+HITS = """([[x, y, width, height], role, tags]) => {
+  const at = [x + width / 2, y + height / 2], near = (a, b) => Math.abs(a - b) <= 1;
+  let hit = document.elementFromPoint(...at);
+  while (hit && hit.shadowRoot && hit.shadowRoot.elementFromPoint(...at) !== hit) hit = hit.shadowRoot.elementFromPoint(...at);
+  for (let n = hit; n; n = n.assignedSlot || n.parentNode || n.host) {
+    if (n.nodeType !== 1) continue;
+    const r = n.getBoundingClientRect(), said = n.getAttribute('role');
+    if (near(r.x, x) && near(r.y, y) && near(r.width, width) && near(r.height, height))
+      if (said ? said === role : tags.includes(n.tagName)) return !n.matches(':disabled, [type=file]');
+  }
+  return false }"""
 THERE_MS = 50  # that an element of the last observation may take to be found
 GONE = "{ref} is not on the page (any more): take a ref from the last observation"
 PROBLEMS = {
@@ -107,6 +123,24 @@ async def aim(pages: Pages, ref: str, *, enabled: bool = True) -> Target:
     if found["nested"]:
         x, y = await _through_frames(pages, ref, locator, found)
     return Target(locator, x, y, found)
+
+
+async def aim_again(pages: Pages, ref: str) -> tuple[float, float] | None:
+    """Where to click an element that is where it was when the page was looked at; None if that takes a closer look.
+
+    A third of the time of `aim`: the element is still there, and what is hit has its place and its role.
+    """
+    node = pages.refs.get(ref)
+    role = node.text.split(" ")[1].rstrip(":") if node else ""
+    if node is None or node.box is None or role not in ROLES:
+        return None
+    x, y, width, height = node.box
+    try:
+        hits = await pages.call(pages.page.evaluate(HITS, [list(node.box), role, ROLES[role]]))
+        there = hits and await pages.call(pages.page.get_by_ref(ref).count()) == 1
+    except ActionError:
+        return None
+    return (x + width / 2, y + height / 2) if there else None
 
 
 async def _through_frames(pages: Pages, ref: str, locator: Locator, found: dict[str, Any]) -> tuple[float, float]:

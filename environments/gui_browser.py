@@ -155,7 +155,7 @@ class BrowserProcess:
         self._watcher = asyncio.create_task(self._watch())
 
     async def _stop(self, *, gently: bool) -> None:
-        playwright, browser, mark, base = self.playwright, self.browser, self.mark, self.base
+        playwright, browser, mark, base, pids = self.playwright, self.browser, self.mark, self.base, self.pids
         self.playwright = self.browser = self.base = None
         self.mark, self.pids = "", ()
         if self._watcher is not None and self._watcher is not asyncio.current_task():
@@ -165,8 +165,10 @@ class BrowserProcess:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CLOSE_S):
                     await browser.close()
-        if mark:
+        if mark:  # the browser's own children hide their environment
+            children = [child for pid in pids for child in _descendants(pid)]
             leftovers.kill_marked(mark)
+            leftovers.kill(children)
         if playwright is not None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(CLOSE_S):

@@ -51,6 +51,7 @@ class Node(NamedTuple):
     depth: int
     text: str  # without its box
     box: Box | None  # None: that of its parent
+    ref: str = ""
 
 
 class ActionError(Exception):
@@ -77,7 +78,7 @@ class Pages:
         self.network = Network(site)
         self.tabs: list[Page] = []
         self.nodes: list[Node] = []  # the shown page as it was last looked at
-        self.refs: set[str] = set()  # those that were there
+        self.refs: dict[str, Node] = {}  # those that were there
         self.notes: list[str] = []  # what happened, for the policy
         self.dialog: Dialog | None = None
         self.chooser: FileChooser | None = None

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentgym.environments.gui_actions import Action
-from agentgym.environments.gui_aim import Target, aim
+from agentgym.environments.gui_aim import Target, aim, aim_again
 from agentgym.environments.gui_network import problem_of
 from agentgym.environments.gui_pages import ActionError, Pages
 from agentgym.environments.gui_snapshot import SCALE
@@ -51,6 +51,9 @@ async def perform(pages: Pages, action: Action) -> None:
 
 
 async def _click(pages: Pages, ref: str, button: Any = "left") -> None:
+    if at := await aim_again(pages, ref):
+        await pages.call(pages.page.mouse.click(*at, button=button))
+        return
     target = await aim(pages, ref)
     if target.about["tag"] == "select":
         raise ActionError(f"{ref} is a list: use select")

@@ -18,7 +18,7 @@ SCALE = 1000  # coordinates run from 0 to this
 # - role "name" [attribute] [attribute]: text. What stands in the name or the text is the page's, whatever it looks like.
 ELEMENT = re.compile(r'(- [\w-]+(?: "(?:\\.|[^"\\])*"| /(?:\\.|[^/\\])+/)?)((?: \[[^\]]*\])*)(:.*)?', re.DOTALL)
 BOX = re.compile(r" \[box=(-?\d+),(-?\d+),(\d+),(\d+)\]")
-REFS = re.compile(r"\[ref=((?:f\d+)?e\d+)\]")
+REF = re.compile(r"\[ref=((?:f\d+)?e\d+)\]")
 NOISE = re.compile(r" \[cursor=[a-z-]+\]")
 QUOTED = re.compile(r"- '((?:[^']|'')*)'(.*)", re.DOTALL)  # how YAML quotes a key that holds a colon
 MIMES = {"jpeg": "image/jpeg", "png": "image/png"}
@@ -32,7 +32,8 @@ async def look(pages: Pages, limit: int, *, points: bool = False) -> str:
     """
     raw = await _tree(pages)
     width, height = pages.site.viewport
-    pages.nodes, pages.refs = parse(raw), set(REFS.findall(raw))
+    pages.nodes = parse(raw)
+    pages.refs = {node.ref: node for node in pages.nodes if node.ref}
     return render(pages.nodes, limit, (width, height), points=points)
 
 
@@ -69,28 +70,30 @@ def parse(raw: str) -> list[Node]:
             continue
         while frames and frames[-1][0] >= depth:
             frames.pop()
-        text, box = _element(text)
+        text, box, ref = _element(text)
         if box and frames:
             box = (box[0] + frames[-1][1], box[1] + frames[-1][2], *box[2:])
         if text.startswith("- iframe") and box:
             frames.append((depth, box[0], box[1]))
         if nodes and nodes[-1].depth >= depth and nodes[-1].text.endswith("]:"):  # what was in it is left out
             nodes[-1] = nodes[-1]._replace(text=nodes[-1].text[:-1])
-        nodes.append(Node(depth, text if len(text) <= LINE else text[: LINE - 1] + "…", box))
+        nodes.append(Node(depth, text if len(text) <= LINE else text[: LINE - 1] + "…", box, ref))
     return nodes
 
 
-def _element(text: str) -> tuple[str, Box | None]:
-    """A line without its box and noise, and the box; an empty one says nothing."""
+def _element(text: str) -> tuple[str, Box | None, str]:
+    """A line without its box and noise, the box, and the ref; an empty box says nothing."""
     if quoted := QUOTED.fullmatch(text):
         text = "- " + quoted[1].replace("''", "'") + quoted[2]
     match = ELEMENT.fullmatch(text)
     if not match:
-        return text, None
+        return text, None, ""
     head, attributes, tail = match[1], match[2], match[3] or ""
     found = BOX.search(attributes)
     box = (int(found[1]), int(found[2]), int(found[3]), int(found[4])) if found else None
-    return head + NOISE.sub("", BOX.sub("", attributes)) + tail, box if box and any(box[2:]) else None
+    ref = REF.search(attributes)
+    shown = head + NOISE.sub("", BOX.sub("", attributes)) + tail
+    return shown, box if box and any(box[2:]) else None, ref[1] if ref else ""
 
 
 def render(nodes: list[Node], limit: int, viewport: tuple[int, int], *, points: bool = False) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 import agentgym
 from agentgym.environments.gui import GuiEnv
+from agentgym.environments.gui_browser import in_browser
 from agentgym.errors import TaskError, UsageError
 from agentgym.types import Message, Task, ToolCall
 from tests.environments.gui_pages_for_tests import act, needs_browser, opened, page_task, ref, text
@@ -73,8 +74,6 @@ async def test_a_stale_or_covered_ref_is_told_at_once():
     under, gone = ref(shown, "Under"), ref(shown, "Gone")
     result = await act(env, f"click {under}")
     assert result.info["action_error"] == f"{under} is covered by <div> 'Cookies?'"
-    from agentgym.environments.gui_browser import in_browser
-
     await in_browser(env.pages.page.evaluate("gone.remove()"))
     assert "not on the page" in (await act(env, f"click {gone}")).info["action_error"]
     times = []
@@ -83,6 +82,23 @@ async def test_a_stale_or_covered_ref_is_told_at_once():
         await act(env, f"click {wrong}")
         times.append(time.perf_counter() - begun)
     assert sorted(times)[len(times) // 2] < 0.1, "with the new observation"
+    await env.close()
+
+
+TWINS = """<style>button, div {position: absolute; width: 90px; height: 30px; left: 0; top: 0; margin: 0}
+.second {top: 40px}</style><button>Under</button><div>Over</div>
+<button id=first class=second onclick="o.textContent = 'first'">Row</button><p id=o role=status style="margin-top:90px"></p>"""
+
+
+async def test_something_else_in_the_same_place_is_not_clicked():
+    env, shown = await opened(TWINS)
+    assert "is covered by <div> 'Over'" in (await act(env, f"click {ref(shown, 'Under')}")).info["action_error"]
+    row = ref(shown, "Row")
+    assert "first" in text(await act(env, f"click {row}"))
+    script = "() => { const next = first.cloneNode(); next.textContent = 'Row'; next.onclick = () => { o.textContent = 'WRONG' }; first.replaceWith(next) }"
+    await in_browser(env.pages.page.evaluate(script))
+    result = await act(env, f"click {row}")
+    assert "not on the page" in result.info["action_error"] and "WRONG" not in text(result)
     await env.close()
 
 

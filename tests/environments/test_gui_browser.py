@@ -77,7 +77,7 @@ from tests.environments.gui_pages_for_tests import opened
 from agentgym.environments.gui_browser import the_browser
 
 async def main():
-    env, _ = await opened("<h1>Here</h1>")
+    env, _ = await opened("<h1>Here</h1><script>setTimeout(() => { while (1); }, 1000)</script>")
     print(the_browser().mark, the_browser().base, flush=True)
     if sys.argv[1] == "stay":
         await asyncio.sleep(60)
@@ -92,6 +92,9 @@ def test_nothing_outlives_its_owner(end):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, end], cwd=root, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     mark, base = owner.stdout.readline().split()
+    children = psutil.Process(owner.pid).children(recursive=True) if end == "stay" else []
+    assert end != "stay" or len(children) > 4, "driver, browser and their own"
+    time.sleep(1.5)  # the page hangs
     if end == "stay":
         owner.kill()
     assert owner.wait(30) == (-signal.SIGKILL if end == "stay" else 0)
@@ -103,6 +106,8 @@ def test_nothing_outlives_its_owner(end):
         time.sleep(0.1)
     assert not [pid for pid, other in leftovers.marked() if other == mark]
     assert not Path(base).exists()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
 REACHES = """<p id=o role=status></p><script>
