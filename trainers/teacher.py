@@ -56,7 +56,9 @@ class Distiller:
     def __init__(self, config: Config, student: Forward, teacher: Forward, longest: LONGEST | None = None) -> None:
         self.config, self.student, self.teacher, self.longest = config, student, teacher, longest
         self.outside = config.teacher.kind == "http"
-        self.counts: Counter[str] = Counter()  # forward passes for candidates, candidates that were too long
+        self.counts: Counter[str] = (
+            Counter()
+        )  # candidates, those that were dropped, and this rank's forward passes for them
 
     def admitted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
         """The samples without the prompts that leave no room for their response, which are counted as dropped.
@@ -71,6 +73,7 @@ class Distiller:
             room = self.config.model.max_length - (span.end - span.start)
             said = scored.taught[index] if scored.taught else ()
             kept = [h for h, prompt in enumerate(prompts) if len(prompt) <= room and (said or not self.outside)]
+            self.counts["opd_hints"] += len(kept)
             self.counts["opd_dropped"] += len(prompts) - len(kept)
             hinted.append(tuple(prompts[h] for h in kept))
             taught.append(tuple(said[h] for h in kept if said))

@@ -138,7 +138,7 @@ def test_hints_that_a_teacher_outside_said_nothing_about_are_dropped(tiny: Path)
     distiller = Distiller(small_config(tiny, "algorithm.w_opd=1", *url), None, None)  # type: ignore[arg-type]
     admitted = distiller.admitted(lessons(2))
     assert all(scored.hinted == () for scored in admitted)
-    assert distiller.take_counts() == {"opd_dropped": 4.0}
+    assert distiller.take_counts() == {"opd_hints": 0.0, "opd_dropped": 4.0}
 
 
 @pytest.mark.deepspeed
