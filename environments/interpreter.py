@@ -21,7 +21,7 @@ import msgspec
 from agentgym.environments.context import cut
 from agentgym.environments.interpreter_packages import Place, prepare
 from agentgym.environments.output import plain_text
-from agentgym.environments.sandbox import CommandResult, Limits, Sandbox, open_sandbox
+from agentgym.environments.sandbox import KINDS, CommandResult, Limits, Sandbox, open_sandbox
 from agentgym.environments.shell import quote
 from agentgym.environments.tool_thread import ToolThread
 from agentgym.environments.tools import FunctionTool, Tool, ToolSource
@@ -100,6 +100,8 @@ class Interpreter:
     ) -> None:
         if timeout_s <= 0 or max_chars < 2 or memory_mb < 64:
             raise UsageError("interpreter: timeout_s must be > 0, max_chars > 1 and memory_mb at least 64")
+        if sandbox not in KINDS:
+            raise UsageError(f"interpreter: unknown sandbox {sandbox!r}; known: {', '.join(KINDS)}")
         limits = limits or msgspec.structs.replace(LIMITS, memory_mb=memory_mb)
         self.limits = msgspec.structs.replace(limits, output_bytes=max(limits.output_bytes, 16 * max_chars + 4096))
         self.kind, self.image = sandbox, image or ("interpreter" if sandbox == "docker" else "")

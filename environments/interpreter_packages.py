@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from agentgym.environments.sandbox import Sandbox
 from agentgym.environments.shell import quote
-from agentgym.errors import SandboxError, UsageError
+from agentgym.errors import SandboxError
 from agentgym.types import Struct
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ async def _look(sandbox: Sandbox, packages: Sequence[str]) -> Place:
 
 @functools.lru_cache(maxsize=4)
 def bundle(packages: tuple[str, ...]) -> bytes:
-    """A tar of the installed `packages` and what they need, without their tests. Raises UsageError."""
+    """A tar of the installed `packages` and what they need, without their tests. Raises SandboxError."""
     made = io.BytesIO()
     names = dict.fromkeys(need for package in packages for need in NEEDS.get(package, (package,)))
     with tarfile.open(fileobj=made, mode="w") as archive:
@@ -94,7 +94,9 @@ def bundle(packages: tuple[str, ...]) -> bytes:
             try:
                 files = importlib.metadata.files(name) or []
             except importlib.metadata.PackageNotFoundError:
-                raise UsageError(f"the interpreter offers {name}, which is not installed: pip install {name}") from None
+                raise SandboxError(
+                    f"the interpreter offers {name}, which is not installed: pip install {name}"
+                ) from None
             for file in files:
                 if _wanted(file):
                     archive.add(Path(str(file.locate())), f"{FOLDER}/{file}", recursive=False)
