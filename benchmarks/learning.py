@@ -206,7 +206,7 @@ def write(out: Path, found: dict[str, Any]) -> None:
     arms = {arm: curves_of(found, arm) for arm in ARMS if any(name.startswith(f"{arm}/") for name in found)}
     summary = {arm: summary_of(*curves) for arm, curves in arms.items()}
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
-    (out / "table.md").write_text(table(summary))
+    (out / "table.md").write_text(table(summary) + paired({arm: curves[1][:, -1] for arm, curves in arms.items()}))
     (out / "plot.svg").write_text(plot(arms))
     print((out / "table.md").read_text())
 
@@ -251,10 +251,32 @@ def table(summary: dict[str, Any]) -> str:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for arm, one in summary.items():
-        ends = " | ".join("{:.3f} [{:.3f}, {:.3f}]".format(*one[key]) for key in ("final", "mean_over_steps"))
+        ends = " | ".join(shown(one[key], 0.0) for key in ("final", "mean_over_steps"))
         median = "not reached" if one["median_steps"] is None else f"{one['median_steps']:g}"
         rows.append(f"| {arm} | {one['seeds']} | {ends} | {median} | {one['reached_threshold']} of {one['seeds']} |")
     return "\n".join(rows) + "\n"
+
+
+def paired(finals: dict[str, np.ndarray]) -> str:
+    """How much better the hybrid ended than each other arm, seed by seed."""
+    if "hybrid" not in finals:
+        return ""
+    rows = [
+        "",
+        "| hybrid against | difference at the end, paired by seed | seeds in which it ended higher |",
+        "| --- | --- | --- |",
+    ]
+    for arm, final_S in finals.items():
+        if arm != "hybrid" and len(final_S) == len(finals["hybrid"]):
+            gains_S = finals["hybrid"] - final_S
+            rows.append(f"| {arm} | {shown(mean_interval(gains_S))} | {int((gains_S > 0).sum())} of {len(gains_S)} |")
+    return "\n".join(rows) + "\n"
+
+
+def shown(found: tuple[float, float, float], least: float = -1.0) -> str:
+    """A mean with its interval, which ends where values do."""
+    mean, low, high = found
+    return f"{mean:.3f} [{max(low, least):.3f}, {min(high, 1.0):.3f}]"
 
 
 def plot(arms: dict[str, tuple[np.ndarray, np.ndarray]]) -> str:

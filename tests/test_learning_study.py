@@ -8,7 +8,7 @@ from agentgym.models import resolve_model
 from agentgym.policies.template import ChatTemplate
 from agentgym.types import Message
 from benchmarks.cipher import HELD_OUT, LENGTH, LETTERS, Cipher, CipherEnv, lessons, matching
-from benchmarks.learning import curves_of, exact_success, mean_interval, plot, summary_of, table
+from benchmarks.learning import curves_of, exact_success, mean_interval, paired, plot, summary_of, table
 from tests.letters import register
 
 
@@ -94,5 +94,7 @@ def test_the_table_says_how_many_steps_each_arm_took():
     assert summary["RL only"]["median_steps"] is None and summary["hybrid"]["median_steps"] == 5
     assert summary["hybrid"]["final"][0] == pytest.approx(0.85)
     assert "| hybrid | 2 |" in table(summary) and "| 5 | 2 of 2 |" in table(summary)
+    told = paired({arm: curves[1][:, -1] for arm, curves in arms.items()})
+    assert "| RL only | 0.450 [-1.000, 1.000] | 2 of 2 |" in told, "0.3 and 0.6: t(0.975, 1) = 12.7 times 0.15"
     drawing = plot(arms)
     assert drawing.startswith("<svg xmlns=") and drawing.count("band") >= 2 and "hybrid" in drawing
