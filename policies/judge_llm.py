@@ -23,6 +23,7 @@ from agentgym.types import Exchange
 
 SHRINKS = 3  # how often what is shown is halved until the question fits the model's context
 MIN_CHARS = 200
+WAITS_S = 5.0  # between all tries of a call, together
 NOTHING = "nothing came back after the response"
 
 _answer = msgspec.json.Decoder(Answer).decode
@@ -108,7 +109,7 @@ class LLMJudge(HintingJudge):
         failure = Unanswered(f"no answer within {1 + settings.retries} x {settings.timeout_s:g} s")
         async with self._places:
             try:
-                async with asyncio.timeout((1 + settings.retries) * settings.timeout_s):
+                async with asyncio.timeout((1 + settings.retries) * settings.timeout_s + WAITS_S):
                     for attempt in range(1, settings.retries + 2):
                         try:
                             return await self._once(exchange)
