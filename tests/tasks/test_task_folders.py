@@ -44,7 +44,9 @@ def test_the_set_of_a_folder_of_folders() -> None:
 
 
 def test_images_are_the_tasks_or_the_callers(tmp_path: Path) -> None:
-    (tmp_path / "task.toml").write_text('[environment]\ndocker_image = "x:1"\nallowed_hosts = ["pypi.org"]\n[verifier.env]\nA = 1\n')
+    (tmp_path / "task.toml").write_text(
+        '[environment]\ndocker_image = "x:1"\nallowed_hosts = ["pypi.org"]\n[verifier.env]\nA = 1\n'
+    )
     (tmp_path / "instruction.md").write_text("Do.\n")
     for given, right in (("", "x:1"), ("mine", "mine"), ("none", "")):
         (task,) = TaskFolders(str(tmp_path), image=given, split="train").tasks("train")
