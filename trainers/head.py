@@ -57,18 +57,32 @@ def top_k(ids_NV: Tensor, values_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The ids and values of the `k` highest per row, falling; of equal ones the lower id. `ids_NV` rise in each row,
     or stand already in the order that is wanted of equals.
 
-    `torch.topk` takes any of equals, and logits in bf16 are often equal.
+    `torch.topk` takes any of equals, and logits in bf16 are often equal: rows where the last one in has an equal outside
+    are done again.
     """
     k = min(k, values_NV.shape[1])
-    keys_NV = values_NV.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    best, columns = values_NV.topk(min(k + 1, values_NV.shape[1]), -1)
+    doubtful_N = best.isnan().any(-1) | (best[:, k - 1] == best[:, k:].amax(-1) if best.shape[1] > k else False)
+    columns = columns[:, :k].contiguous()
+    if doubtful_N.any():
+        columns[doubtful_N] = _first_of_equals(values_NV[doubtful_N], k)
+    ids, by_id = ids_NV.gather(1, columns).sort(-1)
+    columns = columns.gather(1, by_id)
+    falling = _without_nan(values_NV.gather(1, columns)).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(1, falling), values_NV.gather(1, columns.gather(1, falling))
+
+
+def _first_of_equals(values_NV: Tensor, k: int) -> Tensor:
+    """The columns of the `k` highest per row, of equal ones the first, nan as the lowest."""
+    keys_NV = _without_nan(values_NV)
     threshold_N1 = keys_NV.topk(k, -1).values[:, -1:]
     above, equal = keys_NV > threshold_N1, keys_NV == threshold_N1
     kept = above | (equal & (equal.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
-    columns = kept.nonzero()[:, 1].view(len(values_NV), k)
-    ids, by_id = ids_NV.gather(1, columns).sort(-1)
-    columns = columns.gather(1, by_id)
-    falling = keys_NV.gather(1, columns).sort(dim=-1, descending=True, stable=True).indices
-    return ids.gather(1, falling), values_NV.gather(1, columns.gather(1, falling))
+    return kept.nonzero()[:, 1].view(len(values_NV), k)
+
+
+def _without_nan(values: Tensor) -> Tensor:
+    return values.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
 
 
 class TokenLogprobs(torch.autograd.Function):

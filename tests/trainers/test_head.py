@@ -1,5 +1,6 @@
 """Token log-probs without logits: equal to log_softmax with gradients, in every precision."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,36 @@ def test_a_model_whose_logits_are_rescaled_is_refused() -> None:
     config.final_logit_softcapping = 30.0
     with pytest.raises(UsageError, match="final_logit_softcapping"):
         TokenScorer(LlamaForCausalLM(config), bf16=False)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_likeliest_are_those_of_a_sort_by_value_and_id(seed: int) -> None:
+    """Many are equal, some are minus infinity or no numbers, and there may be fewer than asked for."""
+    generator = torch.Generator().manual_seed(seed)
+    v, k = int(torch.randint(1, 30, (1,), generator=generator)), int(torch.randint(1, 8, (1,), generator=generator))
+    values = torch.randint(-3, 4, (9, v), generator=generator).float()
+    values[torch.rand(9, v, generator=generator) < 0.1] = -math.inf
+    if seed % 3 == 0:
+        values[torch.rand(9, v, generator=generator) < 0.2] = math.nan
+    ids, top = head.top_k(torch.arange(v).expand(9, v), values, k)
+    for row, (found, told) in enumerate(zip(ids.tolist(), top, strict=True)):
+        keys = torch.where(values[row].isnan(), -math.inf, values[row]).tolist()
+        assert found == sorted(range(v), key=lambda id: (-keys[id], id))[:k]
+        assert torch.equal(told.nan_to_num(7.0), values[row, found].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("chunk", [7, 30, 1000])
+def test_the_likeliest_of_all_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "CHUNK_LOGITS", chunk * N)
+    monkeypatch.setattr(head, "MIN_CHUNK", 1)
+    hidden, weight, target, _ = inputs(torch.float64)
+    hidden, weight = hidden.detach().round(), weight.detach().round()  # exact sums: equals are equal in any chunk
+    temperature = torch.where(torch.arange(N) % 2 == 0, 1.0, 0.5)
+    weight[50:60] = weight[20:30]
+    full = torch.log_softmax(hidden @ weight.T / temperature[:, None].double(), -1)
+    chosen, ids, top = head.top_logprobs(hidden, weight, target[:, None], temperature.double(), 9)
+    assert torch.allclose(chosen[:, 0], full[torch.arange(N), target], atol=1e-12)
+    for row in range(N):
+        logits = (weight @ hidden[row]).tolist()
+        assert ids[row].tolist() == sorted(range(V), key=lambda id: (-logits[id], id))[:9]
+    assert torch.allclose(top, full.gather(1, ids), atol=1e-12)
