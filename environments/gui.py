@@ -12,7 +12,8 @@ from typing import Any
 from agentgym.env import Env, Info
 from agentgym.environments.gui_actions import NO_ACTION, SPACES, Action, Malformed, offered, read
 from agentgym.environments.gui_browser import in_browser, the_browser
-from agentgym.environments.gui_pages import ActionError, DialogOpen, PageCrashed, Pages, Unresponsive
+from agentgym.environments.gui_outcomes import ActionError, DialogOpen, PageCrashed, Unresponsive
+from agentgym.environments.gui_pages import Pages
 from agentgym.environments.gui_perform import perform
 from agentgym.environments.gui_sites import site_of
 from agentgym.environments.gui_snapshot import MIMES, clean, look, photograph

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agentgym.environments.gui_pages import ActionError, Pages
+from agentgym.environments.gui_outcomes import ActionError
+from agentgym.environments.gui_pages import Pages
 
 if TYPE_CHECKING:
     from playwright.async_api import Locator

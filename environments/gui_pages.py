@@ -12,10 +12,11 @@ import math
 import time
 from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentgym.environments.gui_browser import BrowserProcess
 from agentgym.environments.gui_network import Network
+from agentgym.environments.gui_outcomes import ActionError, DialogOpen, Node, PageCrashed, Unresponsive
 from agentgym.environments.gui_sites import Site
 from agentgym.errors import InfrastructureError
 
@@ -40,34 +41,6 @@ c.port2.postMessage(0) })"""
 # A document that a script has opened and never closed cannot be read.
 ANSWER = "() => { if (document.readyState === 'loading') document.close() }"
 GONE = ("context was destroyed", "navigat", "detached", "Target page", "Target closed", "closed")
-
-
-Box = tuple[int, int, int, int]  # x, y, width, height in the viewport
-
-
-class Node(NamedTuple):
-    """One line of a page's accessibility tree."""
-
-    depth: int
-    text: str  # without its box
-    box: Box | None  # None: that of its parent
-    ref: str = ""
-
-
-class ActionError(Exception):
-    """What the policy asked for cannot be done: it is told why."""
-
-
-class DialogOpen(Exception):
-    """A dialog came up before what was asked was done; the policy answers it next."""
-
-
-class Unresponsive(Exception):
-    """The page did not answer in time."""
-
-
-class PageCrashed(Exception):
-    """The page's process ended."""
 
 
 class Pages:

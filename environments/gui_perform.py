@@ -9,7 +9,8 @@ from typing import Any
 from agentgym.environments.gui_actions import Action
 from agentgym.environments.gui_aim import Target, aim, aim_again
 from agentgym.environments.gui_network import problem_of
-from agentgym.environments.gui_pages import ActionError, Pages
+from agentgym.environments.gui_outcomes import ActionError
+from agentgym.environments.gui_pages import Pages
 from agentgym.environments.gui_snapshot import SCALE
 
 Does = Callable[..., Awaitable[None]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import re
 
-from agentgym.environments.gui_pages import LOOK_S, ActionError, Box, Node, Pages
+from agentgym.environments.gui_outcomes import ActionError, Box, Node
+from agentgym.environments.gui_pages import LOOK_S, Pages
 from agentgym.types import Image
 
 LINE = 240  # characters of one line

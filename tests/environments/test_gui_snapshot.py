@@ -1,6 +1,6 @@
 """The text of a page: within its budget, and nothing in it is taken for what it is not."""
 
-from agentgym.environments.gui_pages import Node
+from agentgym.environments.gui_outcomes import Node
 from agentgym.environments.gui_snapshot import clean, in_view, parse, render
 
 TREE = """\
