@@ -17,7 +17,7 @@ Does = Callable[..., Awaitable[None]]
 
 TYPED = 200  # characters that are typed key by key; more goes in at once
 WAIT_S = 1.0
-PAINTED_S = 0.05  # a wheel is turned with the next frame
+PAINTED_S = 0.05  # what scrolls is drawn, and told to the page, with the next frame
 DRAG_STEPS = 8
 WHEEL = 500  # thousandths of the view
 TEXTLESS = ("checkbox", "radio", "button", "submit", "reset", "image", "file", "range", "color", "hidden")
@@ -120,6 +120,7 @@ async def _scroll(pages: Pages, direction: str, ref: str | None = None) -> None:
         moved = await pages.call(target.locator.evaluate(SCROLL, way))
     if not moved:
         raise ActionError(f"there is nothing more to scroll {direction}")
+    await asyncio.sleep(PAINTED_S)  # the page hears of it with the next frame
 
 
 async def _click_at(pages: Pages, x: int, y: int, button: Any = "left", count: int = 1) -> None:
