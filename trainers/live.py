@@ -167,9 +167,10 @@ class LiveTraining:
         except GuardError as alarm:
             await self._roll_back(str(alarm))
             return
-        self.step += 1
-        await publish(self.run, self.learner, self.policy, self.step)
-        await self.run.stored(self._commit, batch)
+        step = self.step + 1
+        await publish(self.run, self.learner, self.policy, step)
+        await self.run.stored(self._commit, batch, step)
+        self.step = step
         for one in batch:
             self.ready.remove(one)
             await self.feed.settle(one.scored.sample.trajectory_id, f"trained: {one.fate}")
@@ -188,12 +189,12 @@ class LiveTraining:
             await save_checkpoint(self.run, self.learner, self.step)
             self.saved = self.step
 
-    def _commit(self, batch: Sequence[Ready]) -> None:
+    def _commit(self, batch: Sequence[Ready], step: int) -> None:
         store = self.run.store
         with store.transaction():
             for one in batch:
-                store.add_sample(one.scored.sample, step=self.step, advantages=one.scored.advantages, fates=(one.fate,))
-            store.consume((one.scored.sample.id for one in batch), step=self.step, life=self.run.life)
+                store.add_sample(one.scored.sample, step=step, advantages=one.scored.advantages, fates=(one.fate,))
+            store.consume((one.scored.sample.id for one in batch), step=step, life=self.run.life)
 
     async def _roll_back(self, why: str) -> None:
         """Serve the weights of the last checkpoint again and learn no more; what was trained since is ready again."""
