@@ -172,8 +172,8 @@ class LiveTraining:
         await self.run.stored(self._commit, batch, step)
         self.step = step
         for one in batch:
-            self.ready.remove(one)
             await self.feed.settle(one.scored.sample.trajectory_id, f"trained: {one.fate}")
+            self.ready.remove(one)
         users = Counter(one.user for one in batch)
         waited = time.monotonic() - min(one.since for one in batch)
         self.run.metrics.write(
