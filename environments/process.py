@@ -26,6 +26,8 @@ SETTLE_S = 0.01  # for the last output of a shell whose jobs hold its streams op
 FLOOD_BYTES = 4 << 20  # a command that prints more is read slowly, so that it cannot keep the host busy
 FLOOD_PAUSE_S = 0.02
 
+INHERITED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)  # by children, where they are ignored
+
 Sweep = Callable[[], None]  # ends what killing the process group does not
 
 
@@ -172,7 +174,7 @@ def _spawn(
     argv: Sequence[str], stdin: int, cwd: Path, env: dict[str, str], passed: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        argv,
+        [*_heeding(), *argv],
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -181,3 +183,9 @@ def _spawn(
         pass_fds=passed,
         start_new_session=True,
     )
+
+
+def _heeding() -> list[str]:
+    """What to put before a command line so that it heeds the signals which this process ignores (nohup, a worker)."""
+    ignored = [one.name.removeprefix("SIG") for one in INHERITED if signal.getsignal(one) is signal.SIG_IGN]
+    return ["/usr/bin/env", f"--default-signal={','.join(ignored)}"] if ignored else []

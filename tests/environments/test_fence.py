@@ -1,6 +1,7 @@
 """The plain sandbox must not be able to end the machine. Nothing is killed here before the fence is proved to be there."""
 
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -44,6 +45,19 @@ async def test_signals_and_exit_codes_are_as_without_it(namespace: PlainSandbox)
     assert (await namespace.run("(exit 5); exit $?")).exit_code == 5
     assert (await namespace.run("kill -9 1; sleep 0.1; echo alive")).stdout == "alive\n"
     assert (await namespace.run("grep SigIgn /proc/self/status")).stdout.split()[1].endswith("0000")
+
+
+async def test_what_this_process_ignores_the_sandbox_does_not() -> None:
+    before = {one: signal.signal(one, signal.SIG_IGN) for one in (signal.SIGHUP, signal.SIGINT)}
+    sandbox = PlainSandbox(Limits())
+    try:
+        await sandbox.start()
+        assert (await sandbox.run("grep SigIgn /proc/self/status")).stdout.split()[1].endswith("0000")
+        assert (await sandbox.run("bash -c 'kill -HUP $$; sleep 9'")).exit_code == 129
+    finally:
+        await sandbox.close()
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 async def test_orphans_are_reaped(namespace: PlainSandbox) -> None:
