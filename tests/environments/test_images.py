@@ -149,6 +149,7 @@ async def test_a_repository_in_an_image_from_edit_to_verdict(tmp_path: Path) -> 
         assert (await play(SWEEnv(sandbox="docker"), command, FIX)).reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_a_released_project_in_an_image(tmp_path: Path) -> None:
     if not PAIRS.is_file():

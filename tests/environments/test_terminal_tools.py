@@ -150,6 +150,7 @@ async def test_interrupts_floods_and_the_end_of_a_terminal(env: TerminalEnv) -> 
     assert ".bash_history" not in await env.sandbox.snapshot()  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 async def test_a_shell_that_was_bent_is_no_failure_of_the_machine(env: TerminalEnv) -> None:
     bent = "command() { false; }; builtin() { false; }; env() { echo; }; base64() { seq 99; }; setsid() { :; }; disown() { false; }; PATH=/nowhere"
     await env.step(call("shell", command=bent))

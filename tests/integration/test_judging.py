@@ -37,6 +37,7 @@ def judged(folder: Path, server: MockPolicyServer, *overrides: str) -> Config:
     return load_config(None, [*JUDGED, f"dir={folder}", f"judge.url={server.url}/v1", *overrides])
 
 
+@pytest.mark.slow
 async def test_a_judge_endpoint_that_fails_half_of_the_time_costs_turns_and_nothing_else(tmp_path):
     register()
     async with MockPolicyServer(answer=saying(verdicts), faults={"500": 0.5}) as server:
@@ -61,6 +62,7 @@ async def test_a_judge_endpoint_that_fails_half_of_the_time_costs_turns_and_noth
     assert all(0 < line["scored_share"] < 1 for line in lines)
 
 
+@pytest.mark.slow
 async def test_killed_between_scoring_and_training_a_run_trains_on_what_it_had_judged_and_pays_nothing_twice(tmp_path):
     async with MockPolicyServer(answer=saying(verdicts), latency_s=0.05) as server:
         given = [*JUDGED, f"dir={tmp_path}", "name=killed", f"judge.url={server.url}/v1", "trainer.steps=2"]
@@ -86,7 +88,7 @@ async def test_killed_between_scoring_and_training_a_run_trains_on_what_it_had_j
     assert twice <= 4, f"{twice} calls more than judgements; {sum(asked.values())} before the kill"
 
 
-@pytest.mark.parametrize("arm", ["hybrid", "opd"])
+@pytest.mark.parametrize("arm", ["hybrid", pytest.param("opd", marks=pytest.mark.slow)])
 async def test_a_run_learns_from_scores_and_from_hints_in_one_code_path(tmp_path, arm):
     register()
     given = [
