@@ -12,7 +12,7 @@ from agentgym.models import make_tiny, resolve_model
 from agentgym.registry import ENGINES
 from tests.gateway.conftest import tiny_config
 
-BACKENDS = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+BACKENDS = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])]
 STREAMS, UPDATES = 6, 4
 
 

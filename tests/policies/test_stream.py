@@ -14,7 +14,7 @@ from agentgym.policies.mock import MockPolicyServer
 from agentgym.types import Sampling
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
-BACKENDS = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+BACKENDS = ["transformers", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.slow])]
 PROMPT = (1, 30, 40, 50)
 
 

@@ -203,6 +203,7 @@ async def test_a_call_that_fails_for_good_is_an_error_and_no_zeros(tiny, plan, a
     assert engine.asked == asked
 
 
+@pytest.mark.slow
 async def test_a_call_has_a_deadline(tiny):
     async with teaching(Engine(tiny, plan=["hang"]), "teacher.timeout_s=0.3") as teacher:
         began = time.monotonic()
