@@ -13,7 +13,7 @@ from typing import Any
 
 from agentgym.errors import UsageError
 from agentgym.task import TaskSet
-from agentgym.tasks.terminal_basics import SPLITS, split_of
+from agentgym.tasks.families import SPLITS, split_of
 from agentgym.types import Task
 
 ROW = ("instance_id", "problem_statement", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")

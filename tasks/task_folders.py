@@ -18,7 +18,7 @@ import yaml
 
 from agentgym.errors import UsageError
 from agentgym.task import TaskSet
-from agentgym.tasks.terminal_basics import SPLITS, split_of
+from agentgym.tasks.families import SPLITS, split_of
 from agentgym.types import Task
 
 DESCRIPTIONS = {"task.toml": "harbor", "task.yaml": "terminal-bench"}

@@ -5,7 +5,8 @@ import pytest
 import agentgym
 from agentgym.environments.bubblewrap import why_not
 from agentgym.errors import UsageError
-from agentgym.tasks.terminal_basics import EASY, FAMILIES, LEVELS, TerminalBasics, split_of
+from agentgym.tasks.families import split_of
+from agentgym.tasks.terminal_basics import EASY, FAMILIES, LEVELS, TerminalBasics
 from agentgym.types import Task
 
 RENAME_1_0 = ("Rename the file crystal.txt to hotel.txt.", "flag.txt")
@@ -95,7 +96,7 @@ def test_wrong_arguments_say_what_is_right(monkeypatch: pytest.MonkeyPatch) -> N
         TerminalBasics(levels=[5])
     with pytest.raises(UsageError, match="split"):
         TerminalBasics().tasks("dev")
-    monkeypatch.setattr("agentgym.tasks.terminal_basics.MAX_MISSES", 20)
+    monkeypatch.setattr(TerminalBasics, "max_misses", 20)
     with pytest.raises(UsageError, match="ask for fewer"):
         TerminalBasics(families=["permissions"], levels=[1], n_train=10**6).tasks("train")
 
