@@ -14,11 +14,8 @@ from agentgym.config import Config
 from agentgym.errors import UsageError
 from agentgym.gateway.serve import served
 from agentgym.gateway.service import Gateway
-from agentgym.judge import make_judge
-from agentgym.pipeline import serving
-from agentgym.policy import TokenServer
+from agentgym.pipeline import scoring, serving
 from agentgym.run import Run
-from agentgym.scoring import Scorer
 from agentgym.teacher import teaching
 
 Say = Callable[[str, str], None]  # what, and what goes on with it
@@ -75,7 +72,6 @@ async def _learn(
     from agentgym.trainers.process import LearnerProcess
 
     config, policy = run.config, gateway.policy
-    assert isinstance(policy, TokenServer)
     teacher = await stack.enter_async_context(teaching(config, base))
     learner = LearnerProcess(config, model=found or base, folder=run.folder)
     stack.push_async_callback(learner.close)
@@ -84,10 +80,7 @@ async def _learn(
         await learner.load(found / "engine")
     else:
         await save_checkpoint(run, learner, 0)
-    hinted = policy.hinted if config.algorithm.w_opd else None
-    judge = make_judge(config, ask=policy, cache=run.store)
-    scorer = Scorer(judge, run.store, config, run.stored, hinted, teacher)
-    stack.push_async_callback(scorer.close)
+    scorer = await stack.enter_async_context(scoring(run, policy, teacher))
     training = LiveTraining(run, gateway.feed, policy, learner, scorer, step=step)
     task = asyncio.create_task(training.go())
 

@@ -111,6 +111,21 @@ def check_judging(config: Config) -> None:
     make_judge(config, ask=ScriptedPolicy(["0"]))
 
 
+@asynccontextmanager
+async def scoring(run: Run, policy: ServingPolicy, teacher: Teacher | None) -> AsyncIterator[Scorer]:
+    """Whoever judges turns, and makes the teacher's prompts if one is asked; freed whatever happens."""
+    config = run.config
+    judge = make_judge(config, ask=policy, cache=run.store)
+    hinted = policy.hinted if isinstance(policy, TokenServer) else None
+    if config.algorithm.w_opd and hinted is None:
+        raise UsageError(f"algorithm.w_opd needs an engine that renders hints: {type(policy).__name__} does not")
+    scorer = Scorer(judge, run.store, config, run.stored, hinted if config.algorithm.w_opd else None, teacher)
+    try:
+        yield scorer
+    finally:
+        await asyncio.shield(scorer.close())
+
+
 class Pipeline:
     """One run from its first evaluation to its report.
 
@@ -191,27 +206,12 @@ class Pipeline:
         stream = TaskStream(self.training, self.config.seed)
         with self._timed("train"):
             await measure_gap(self.run, pool, learner, stream)
-            async with self._scoring(policy) as scorer:
+            async with scoring(self.run, policy, self.teacher) as scorer:
                 training = Training(
                     self.run, policy, pool, learner, stream, step=step, progress=self.progress, scorer=scorer,
                     evaluate=lambda step: self._success_at(pool, step),
                 )  # fmt: skip
                 await training.train()
-
-    @asynccontextmanager
-    async def _scoring(self, policy: ServingPolicy) -> AsyncIterator[Scorer]:
-        """Whoever judges turns, and makes the teacher's prompts if one is asked; freed whatever happens."""
-        run, config = self.run, self.config
-        judge = make_judge(config, ask=policy, cache=run.store)
-        hinted = policy.hinted if isinstance(policy, TokenServer) else None
-        if config.algorithm.w_opd and hinted is None:
-            raise UsageError(f"algorithm.w_opd needs an engine that renders hints: {type(policy).__name__} does not")
-        told = hinted if config.algorithm.w_opd else None
-        scorer = Scorer(judge, run.store, config, run.stored, told, self.teacher)
-        try:
-            yield scorer
-        finally:
-            await asyncio.shield(scorer.close())
 
     async def _warm_start(self, learner: LearnerProcess, base: Path) -> None:
         """Supervised training on what the oracle does: its episodes, token by token."""

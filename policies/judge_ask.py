@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Sequence
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from agentgym.config import JudgeConfig
 from agentgym.errors import AgentgymError, ConfigError, InfrastructureError
+from agentgym.policies.endpoint import Endpoint
 from agentgym.policy import ContextOverflow, Policy, Session
 from agentgym.types import Message, Prompt, Sampling, Struct, new_id
 
@@ -88,18 +87,8 @@ class URLAsker:
 
     def __init__(self, settings: JudgeConfig) -> None:
         self.settings = settings
-        parts = urlsplit(settings.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"judge.url={settings.url!r}: expected http://HOST/v1 or https://HOST/v1")
-        if parts.username or parts.password:
-            raise ConfigError("judge.url holds a user or a password: put the key into the variable judge.key_env names")
-        if not settings.model:
-            raise ConfigError("judge.url needs judge.model: the name of a model there")
-        self._key = os.environ.get(settings.key_env, "") if settings.key_env else ""
-        if settings.key_env and not self._key.strip():
-            raise ConfigError(f"judge.key_env={settings.key_env}: that environment variable is not set, or is empty")
-        base = settings.url.rstrip("/")
-        self.url = f"{base if parts.path.strip('/') else f'{base}/v1'}/chat/completions"
+        self.endpoint = Endpoint.of("judge", url=settings.url, model=settings.model, key_env=settings.key_env)
+        self.url = f"{self.endpoint.base}/chat/completions"
         self.identity = f"{self.url} {settings.model}"
         self._structured = True
         self._http: aiohttp.ClientSession | None = None
@@ -123,11 +112,7 @@ class URLAsker:
 
     async def _post(self, body: dict[str, Any]) -> tuple[int, bytes]:
         if self._http is None:
-            headers = {"Content-Type": "application/json"} | (
-                {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            )
-            connector = aiohttp.TCPConnector(limit=0)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(), headers=headers)
+            self._http = self.endpoint.connect()
         try:
             async with self._http.post(self.url, data=_encode(body), allow_redirects=False) as response:
                 return response.status, await _read_all(response)

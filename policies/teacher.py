@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from agentgym.config import Config
-from agentgym.errors import ConfigError, EngineError, UsageError
+from agentgym.errors import EngineError, UsageError
+from agentgym.policies.endpoint import Endpoint
 from agentgym.policies.template import ChatTemplate
 from agentgym.teacher import Teacher
 from agentgym.types import Taught
@@ -68,18 +67,8 @@ class HTTPTeacher(Teacher):
 
     def __init__(self, config: Config, *, model: Path) -> None:
         settings = config.teacher
-        parts = urlsplit(settings.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"teacher.url={settings.url!r}: expected http://HOST/v1 or https://HOST/v1")
-        if parts.username or parts.password:
-            raise ConfigError("teacher.url holds a user or a password: put the key where teacher.key_env says")
-        if not settings.model:
-            raise ConfigError("teacher.kind=http needs teacher.model: the name of a model at teacher.url")
-        self._key = os.environ.get(settings.key_env, "") if settings.key_env else ""
-        if settings.key_env and not self._key.strip():
-            raise ConfigError(f"teacher.key_env={settings.key_env}: that environment variable is not set, or is empty")
-        base = settings.url.rstrip("/")
-        self.base = base if parts.path.strip("/") else f"{base}/v1"
+        self.endpoint = Endpoint.of("teacher", url=settings.url, model=settings.model, key_env=settings.key_env)
+        self.base = self.endpoint.base
         self.settings = settings
         self.top = 0 if config.algorithm.opd == "token" else config.algorithm.opd_k
         self.template = ChatTemplate(model, config.model.chat_template, config.model.tool_format)
@@ -190,10 +179,7 @@ class HTTPTeacher(Teacher):
 
     async def _try(self, url: str, data: bytes) -> bytes:
         if self._http is None:
-            headers = {"Content-Type": "application/json"}
-            headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            connector = aiohttp.TCPConnector(limit=0)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(), headers=headers)
+            self._http = self.endpoint.connect()
         async with self._http.post(url, data=data, allow_redirects=False) as response:
             parts, size = [], 0
             async for part in response.content.iter_any():

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from agentgym.config import Config
 from agentgym.trainers.opd import OpdTokens, opd_loss
-
-MAX_LOG_RATIO = 20.0  # exp of more than 88 is inf in float32, and 0 * inf is nan
+from agentgym.trainers.surrogate import MAX_LOG_RATIO, clipped_surrogate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +60,8 @@ class TokenBatch:
     """What the loss needs to know of the N trained tokens of a micro-batch, besides the model's log-probs.
 
     `rl_mask_N` is false where there is no advantage or no behaviour log-prob; `behaviour_N` is nan there, and `missing_N`
-    says where only the log-prob is not there. `rl_weight_N` are the
-    weights of the RL term, `opd_weight_N` those of the OPD term (0 where a token has none), `weight_N` those of KL and
-    entropy; `span_N` numbers the response that a token is of.
+    says where only the log-prob is not there. `rl_weight_N` are the weights of the RL term, `opd_weight_N` those of the
+    OPD term (0 where a token has none), `weight_N` those of KL and entropy; `span_N` numbers the response of a token.
     """
 
     target_N: Tensor  # the sampled ids
@@ -105,15 +103,6 @@ def sample_weights(counts_B: Tensor, aggregation: str, max_length: int) -> Tenso
     An all-masked batch gives 0.
     """
     return torch.where(counts_B > 0, AGGREGATIONS[aggregation](counts_B.double(), max_length), 0.0)
-
-
-def clipped_surrogate(
-    advantages_N: Tensor, log_ratio_N: Tensor, *, clip_low: float = 0.2, clip_high: float = 0.28
-) -> Tensor:
-    """max(-A rho, -A clip(rho, 1 - low, 1 + high)) per token, rho = exp(log_ratio) (PPO, 1707.06347, eq. 7)."""
-    ratio_N = torch.exp(log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-    clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_N)
 
 
 def cispo(
@@ -241,7 +230,8 @@ OPD_SUMS = (
 def opd_sums(opd: OpdTokens, tokens: TokenBatch, current_NK: Tensor) -> dict[str, Tensor]:
     """Sums over the positions with an OPD term, for the metrics; `opd_gap` is |teacher - old|, averaged over a support.
 
-    Where nobody asked for `old` (`topk_kl`) it is |teacher - current|, the same before the first update. `opd_sign_agreement` counts where RL and OPD push the sampled token the same way, of those where both push it.
+    Where nobody asked for `old` (`topk_kl`) it is |teacher - current|, the same before the first update.
+    `opd_sign_agreement` counts where RL and OPD push the sampled token the same way, of those where both push it.
     """
     mask_NK, has_N = opd.mask_NK, tokens.opd_weight_N > 0
     mask_NK = mask_NK & has_N[:, None]

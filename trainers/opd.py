@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from agentgym.trainers.surrogate import clipped_surrogate
+
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # of the ratio, whatever the RL term's are (2603.10165)
 TINY = 1e-12  # the least probability of a tail
 
@@ -165,7 +167,5 @@ def opd_loss(mode: str, opd: OpdTokens, current_NK: Tensor, *, vocabulary: int) 
         current_NK = torch.where(opd.mask_NK, current_NK, opd.teacher_NK)
         kl_N = topk_tail_kl(current_NK, opd.teacher_NK, whole=opd.ids_NK.shape[1] >= vocabulary)
         return torch.where(mask_N, kl_N, 0.0)
-    ratio_NK = torch.exp((current_NK - opd.old_NK).clamp(-20.0, 20.0))
-    clipped_NK = ratio_NK.clamp(1.0 - CLIP_LOW, 1.0 + CLIP_HIGH)
-    loss_NK = torch.maximum(-opd.advantages_NK * ratio_NK, -opd.advantages_NK * clipped_NK)
+    loss_NK = clipped_surrogate(opd.advantages_NK, current_NK - opd.old_NK, clip_low=CLIP_LOW, clip_high=CLIP_HIGH)
     return torch.where(opd.mask_NK, loss_NK, 0.0).sum(-1)

@@ -56,9 +56,7 @@ class Distiller:
     def __init__(self, config: Config, student: Forward, teacher: Forward, longest: LONGEST | None = None) -> None:
         self.config, self.student, self.teacher, self.longest = config, student, teacher, longest
         self.outside = config.teacher.kind == "http"
-        self.counts: Counter[str] = (
-            Counter()
-        )  # candidates, those that were dropped, and this rank's forward passes for them
+        self.counts: Counter[str] = Counter()  # candidates, dropped ones, this rank's forward passes for them
 
     def admitted(self, samples: Sequence[ScoredSample]) -> list[ScoredSample]:
         """The samples without the prompts that leave no room for their response, which are counted as dropped.
