@@ -17,19 +17,24 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def write_files(page: str, folder: Path) -> Path:
+    """The files that a page writes: each block that begins with its name."""
+    for language in ("python", "yaml"):
+        for block in blocks(page, language):
+            if named := re.match(r"# ([\w.]+)\n", block):
+                (folder / named[1]).write_text(block)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the files that the tutorial writes."""
-    for language in ("python", "yaml"):
-        for block in blocks(TUTORIAL, language):
-            if named := re.match(r"# ([\w.]+)\n", block):
-                (tmp_path / named[1]).write_text(block)
-    return tmp_path
+    return write_files(TUTORIAL, tmp_path)
 
 
-def python(folder: Path, *arguments: str, timeout: float = 60, **env: str) -> str:
+def python(folder: Path, *arguments: str, stdin: str = "", timeout: float = 60, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout,
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, input=stdin,
         env=os.environ | {"COLUMNS": "120"} | env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,16 +1,13 @@
 """docs/tutorial.md: each of its blocks and commands does what the page says."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, blocks
+from tests.test_docs import ROOT, blocks, python, write_files
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    agentgym (.*)$", PAGE, re.MULTILINE)
@@ -20,20 +17,7 @@ LONG = ("train vault.yaml name=try", "eval ")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the files that the page writes."""
-    for language in ("python", "yaml"):
-        for block in blocks(PAGE, language):
-            if named := re.match(r"# ([\w.]+)\n", block):
-                (tmp_path / named[1]).write_text(block)
-    return tmp_path
-
-
-def python(folder: Path, *arguments: str, stdin: str = "", timeout: float = 60, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, input=stdin,
-        env=os.environ | {"COLUMNS": "120"} | env,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return write_files(PAGE, tmp_path)
 
 
 def test_the_environment_is_plain_gymnasium_and_short(folder):
